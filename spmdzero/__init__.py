@@ -1,35 +1,28 @@
 """ZeRO as sharding annotations: DeepSpeed's engine on PyTorch/XLA SPMD."""
 
 import importlib
-import re
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from spmdzero._logging import show_log_lines
 from spmdzero.compat._old_paths import FIRST_LEVEL, attribute, keep_old_paths
+from spmdzero.compat._versions import VERSION_NAMES, version_named
 
 if TYPE_CHECKING:
     from spmdzero._public import *  # noqa: F403
 
     __version__: str
 
-# DeepSpeed has its version's numbers by name too.
-_VERSIONS = (
-    "__version__",
-    "__version_major__",
-    "__version_minor__",
-    "__version_patch__",
-)
-_GIT = {"__git_hash__": "git_hash", "__git_branch__": "git_branch"}
-
 show_log_lines()
 keep_old_paths()
 
 
 class _Package(ModuleType):
-    """This package, in which `audit` and `explain` are functions, although packages below it have
-    these names: importlib makes a module an attribute of its package, however late it is imported.
+    """The class of this package, which keeps `audit` and `explain` as functions.
+
+    Subpackages have these names too, and importlib sets an imported module as an attribute of its
+    package at any time.
     """
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -41,18 +34,11 @@ sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
-    """Imports everything when a name is first used: the command line can do without torch."""
-    if name in _VERSIONS:
-        # Reading the metadata takes as long as the rest of this file.
-        from importlib.metadata import version
-
-        whole = version(__name__)
-        place = _VERSIONS.index(name)
-        return int(re.findall(r"\d+", whole)[place - 1]) if place else whole
-    if name in _GIT:
-        return getattr(importlib.import_module("spmdzero.compat.git_version_info"), _GIT[name])
+    """Imports everything when a name is first used, so that the command line can avoid torch."""
+    if name in VERSION_NAMES:
+        return version_named(name)
     if name == "__all__" or not name.startswith("__"):
-        # Of one that is being imported this is what there is so far.
+        # If `_public` is just being imported, it has no `__all__` yet.
         public = importlib.import_module("spmdzero._public")
         if hasattr(public, "__all__"):
             paths = {path: importlib.import_module(f"spmdzero.{path}") for path in FIRST_LEVEL}

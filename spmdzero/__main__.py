@@ -1,4 +1,4 @@
-"""`python -m spmdzero`: the command, where the script `spmdzero` is not on the path."""
+"""`python -m spmdzero`: the command, for when the script `spmdzero` is not on the path."""
 
 from spmdzero.cli import app
 

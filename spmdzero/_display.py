@@ -1,4 +1,4 @@
-"""How an object finds its renderer."""
+"""Finds the renderer of an object."""
 
 import importlib
 from functools import singledispatch
@@ -6,25 +6,25 @@ from typing import Protocol
 
 
 class Page(Protocol):
-    """What is shown of an object."""
+    """The shown form of an object."""
 
     def text(self) -> str:
         """Aligned text without colour codes."""
         ...
 
     def html(self) -> str:
-        """HTML in the reader's own colours that needs nothing from outside."""
+        """Self-contained HTML in the reader's own colours."""
         ...
 
     def document(self) -> str:
-        """The same as a whole HTML document."""
+        """The HTML as a whole document."""
         ...
 
 
 @singledispatch
 def page_of(shown: object) -> Page:
-    """What is shown of an object; `spmdzero.show` registers how, for each class that is `Shown`."""
-    # Nobody else has to import it before something is shown.
+    """The page of an object; `spmdzero.show` registers a function for each `Shown` class."""
+    # Imported here, so that no other code has to import it.
     importlib.import_module("spmdzero.show")
     found = page_of.dispatch(type(shown))
     if found is page_of.dispatch(object):
@@ -33,7 +33,7 @@ def page_of(shown: object) -> Page:
 
 
 class Shown:
-    """An object that prints as text, and that a notebook draws."""
+    """Base class of objects that print as text, and that a notebook draws."""
 
     def __str__(self) -> str:
         return page_of(self).text()

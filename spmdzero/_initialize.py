@@ -1,4 +1,4 @@
-"""`spmdzero.initialize`: an engine, and what profiles, audits and explains it."""
+"""`spmdzero.initialize`: makes an engine with its profiles, audits and explanations."""
 
 import functools
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from spmdzero.explain import explain_engine
 _Arguments = ParamSpec("_Arguments")
 _Made = TypeVar("_Made", bound=tuple[engine.Engine, Any, Any, Any])
 
-# They read engines, so the engine's own files can't know them.
+# These functions read engines, so the engine's own files can't import them.
 engine.Engine.audit = audit
 engine.Engine.doctor = doctor
 engine.Engine.explain = explain_engine

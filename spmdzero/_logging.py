@@ -1,4 +1,4 @@
-"""spmdzero's log lines: visible in a script that configures no logging, as DeepSpeed's are."""
+"""Shows spmdzero's log lines in a script that configures no logging, as DeepSpeed does."""
 
 import contextlib
 import logging
@@ -11,14 +11,14 @@ _SAID: set[Hashable] = set()
 
 class _DefaultHandler(logging.StreamHandler):
     def emit(self, record: logging.LogRecord) -> None:
-        # A script that set logging up gets each line once, in its own format.
+        # A script that configures logging gets each line once, in its own format.
         if not logging.getLogger().handlers:
             with _beside_progress_bars(self.stream):
                 super().emit(record)
 
 
 def _beside_progress_bars(stream: object) -> contextlib.AbstractContextManager[object]:
-    """Around a line: tqdm's bars, if there are any, are taken away for it and drawn again."""
+    """Removes tqdm's bars, if there are any, while a line is printed, and draws them again."""
     tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
     if tqdm is None or not getattr(tqdm, "_instances", None):
         return contextlib.nullcontext()
@@ -38,7 +38,7 @@ def show_log_lines() -> None:
 
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
-# Its lines are the user's: `log_dist` names the processes that say them.
+# Lines of this file are the user's: `log_dist` chooses the processes that log them.
 _USERS = os.path.join(_PACKAGE, "compat", "logging.py")
 
 
@@ -48,9 +48,9 @@ def _is_the_scripts(record: logging.LogRecord) -> bool:
 
 
 def leave_lines_to_the_first_host() -> None:
-    """Of spmdzero's own lines only warnings and errors come from this process from now on.
+    """Limits spmdzero's own lines in this process to warnings and errors from now on.
 
-    What the script says by the same logger comes as ever.
+    Lines that the script logs with the same logger are not limited.
     """
     logging.getLogger("spmdzero").addFilter(_is_the_scripts)
 
@@ -62,12 +62,12 @@ def log_once(message: str) -> None:
 
 
 def is_new(said: Hashable) -> bool:
-    """Whether this is the first time in this process that it is asked of `said`."""
+    """Whether this process asks about `said` for the first time."""
     new = said not in _SAID
     _SAID.add(said)
     return new
 
 
 def forget_what_was_logged() -> None:
-    """Makes everything new again, for tests: none may depend on which ran before it."""
+    """Makes `is_new` true for everything again, so that tests don't depend on earlier tests."""
     _SAID.clear()

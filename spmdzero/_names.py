@@ -1,4 +1,4 @@
-"""Names in messages, and tables of names."""
+"""Formats names in messages, and reads tables of names."""
 
 import difflib
 import re
@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 
 def listed(names: Sequence[str], *, most: int) -> str:
-    """The first `most` names, and how many more there are; "" for none."""
+    """The first `most` names, and the number of further ones; "" without names."""
     shown = ", ".join(names[:most])
     more = len(names) - most
     return f"{shown} and {more} more" if more > 0 else shown
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question that gives the nearest known name, whatever its case; "" where none is near."""
+    """A question with the nearest known name, ignoring case; "" if no name is near."""
     by_lower = {option.lower(): option for option in sorted(known)}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1)
     return f"Did you mean {by_lower[near[0]]!r}?" if near else ""
@@ -31,7 +31,7 @@ def covered(name: str, known: Iterable[str]) -> str | None:
 
 
 def dotted(words: str) -> Iterator[str]:
-    """The names of a text: those after a word with a colon are inside of it.
+    """Yields the names of a text; a word with a colon is the prefix of the names after it.
 
     ``"a b: c d.e: f"`` gives ``a``, ``b.c`` and ``d.e.f``.
     """

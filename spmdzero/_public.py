@@ -1,4 +1,4 @@
-"""The names of `spmdzero`, but modules by DeepSpeed's paths; all layers are imported for them."""
+"""The names of `spmdzero` except modules under DeepSpeed's paths; it imports all layers."""
 
 from spmdzero._initialize import initialize
 from spmdzero.audit import AuditReport, Diagnosis, Finding, audit, auditing, doctor

@@ -1,6 +1,6 @@
-"""What a process tells the launcher that started it: lines of its stderr, which are not printed.
+"""Messages of a process to its launcher: lines of stderr, which the launcher doesn't print.
 
-A launcher reaches other hosts by ssh, through which nothing comes but a status and these streams.
+A launcher reaches other hosts by ssh, which only passes on a status and these streams.
 """
 
 import contextlib
@@ -12,16 +12,17 @@ from typing import Any
 _MARK = "\x1espmdzero "
 _STDERR = 2
 WATCHES = "watches"
-"""What a process tells once it sees by itself that another host is gone, and says so."""
+"""The message of a process that itself notices and reports the end of other hosts."""
 
 
 @dataclasses.dataclass
 class _Launcher:
-    """Attributes.
+    """The launcher of this process.
 
-    process: the one that is listened to, and none that is forked from it.
-    elastic: whether it may start fewer hosts after a failure.
-    restart: how often it has started the job before.
+    Attributes:
+        process: id of the process whose messages count; processes forked from it send none.
+        elastic: whether the launcher may start fewer hosts after a failure.
+        restart: number of earlier starts of the job.
     """
 
     process: int | None = None
@@ -48,22 +49,22 @@ def is_first_start() -> bool:
 
 
 def tell(what: str, value: Any) -> None:
-    """Tells it to the launcher, if there is one; `value` is of JSON's kinds."""
+    """Sends `value`, a JSON value, to the launcher as a message `what`, if there is a launcher."""
     if _launcher.process == os.getpid():
         line = f"{_MARK}{json.dumps([what, value])}\n"
         with contextlib.suppress(OSError):
-            # One write: lines of other threads come before or after it, up to 4,096 bytes.
+            # One write of up to 4,096 bytes isn't mixed with lines of other threads.
             os.write(_STDERR, line.encode())
 
 
 def heard(line: str) -> tuple[str, tuple[str, Any] | None]:
-    """What of a line is to be printed, and what it tells a launcher."""
+    """The part of a line to print, and the message to the launcher in it, or None."""
     before, mark, told = line.partition(_MARK)
     if not mark:
         return line, None
     try:
         what, value = json.loads(told)
     except (ValueError, TypeError):
-        # Another process of the host wrote into it.
+        # Another process of the host has written into the line.
         return line, None
     return before, (what, value)

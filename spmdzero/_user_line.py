@@ -1,4 +1,4 @@
-"""Where in the user's code Python is, for errors and findings."""
+"""Finds the running line of the user's code, for errors and findings."""
 
 import functools
 import os
@@ -18,12 +18,12 @@ def user_line(owner: nn.Module | None = None, *, otherwise: str = "in the forwar
     """`file:line (in submodule "h.0.attn")` of the user's code that is running.
 
     Args:
-        owner: the module to name submodules of, None to name none.
-        otherwise: for the line, where no user's code is running.
+        owner: the module whose submodules are named, None to name none.
+        otherwise: the text in place of the line if no user's code is running.
     """
     names = {module: name for name, module in owner.named_modules()} if owner is not None else {}
     line, module = None, None
-    # No list of them: it would hold this very frame, and so what its callers hold.
+    # A list of frames would hold this very frame, and so all tensors that its callers hold.
     for frame in _frames():
         if names and module is None and (running := _self(frame)) is not None:
             module = names.get(running)
@@ -36,7 +36,7 @@ def user_line(owner: nn.Module | None = None, *, otherwise: str = "in the forwar
 
 
 def user_place() -> tuple[str, int] | None:
-    """File and line of `user_line`, in a microsecond or two; None where no user's code runs."""
+    """File and line of `user_line`, in a microsecond or two; None if no user's code runs."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -47,7 +47,7 @@ def user_place() -> tuple[str, int] | None:
 
 
 def called_by_library(function: str, folder: Path) -> bool:
-    """Whether a function of that name, of a file below `folder`, runs above the user's code."""
+    """Whether a function named `function` from a file below `folder` runs above the user's code."""
     for frame in _frames():
         if _is_users(frame):
             return False
@@ -76,6 +76,6 @@ def _is_users_file(file: str) -> bool:
 
 
 def _self(frame: FrameType) -> nn.Module | None:
-    # A look at its locals keeps them alive as long as the frame, before Python 3.13.
+    # Reading f_locals keeps the locals alive as long as the frame, before Python 3.13.
     running = frame.f_locals.get("self") if "self" in frame.f_code.co_varnames[:1] else None
     return running if isinstance(running, nn.Module) else None

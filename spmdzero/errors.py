@@ -6,11 +6,11 @@ class SpmdZeroError(Exception):
 
 
 class SpmdZeroConfigError(SpmdZeroError, ValueError):
-    """A config that can't be honoured: says which key, which value, why, and what works instead.
+    """A config can't be honoured; the message has the key, the value, the reason and a fix.
 
     Attributes:
         key: dotted path of the key, e.g. ``zero_optimization.stage``.
-        value: what the config held there.
+        value: the config's value of the key.
         reason: why it can't be honoured.
         fix: the nearest thing that works.
     """
@@ -21,7 +21,7 @@ class SpmdZeroConfigError(SpmdZeroError, ValueError):
 
 
 class BatchSizesError(SpmdZeroConfigError, AssertionError):
-    """A `SpmdZeroConfigError` of batch sizes, which DeepSpeed checks by an `assert`."""
+    """A `SpmdZeroConfigError` about batch sizes, which DeepSpeed checks with an `assert`."""
 
 
 class SpmdZeroUsageError(SpmdZeroError, RuntimeError):
@@ -29,27 +29,27 @@ class SpmdZeroUsageError(SpmdZeroError, RuntimeError):
 
 
 class UsageAssertionError(SpmdZeroUsageError, AssertionError):
-    """A `SpmdZeroUsageError` of a call that DeepSpeed refuses by an `assert`."""
+    """A `SpmdZeroUsageError` for a call that DeepSpeed refuses with an `assert`."""
 
 
 class UsageValueError(SpmdZeroUsageError, ValueError):
-    """A `SpmdZeroUsageError` of a call that DeepSpeed refuses by a ValueError."""
+    """A `SpmdZeroUsageError` for a call that DeepSpeed refuses with a ValueError."""
 
 
 class UsageTypeError(SpmdZeroUsageError, TypeError):
-    """A `SpmdZeroUsageError` of a call that DeepSpeed refuses by a TypeError."""
+    """A `SpmdZeroUsageError` for a call that DeepSpeed refuses with a TypeError."""
 
 
 class UnsupportedCallError(SpmdZeroUsageError, NotImplementedError):
-    """A `SpmdZeroUsageError` of a call that DeepSpeed refuses by a NotImplementedError."""
+    """A `SpmdZeroUsageError` for a call that DeepSpeed refuses with a NotImplementedError."""
 
 
 class RefusedNameError(SpmdZeroUsageError, AttributeError):
-    """A name of DeepSpeed's that spmdzero refuses, looked up in something that isn't here."""
+    """A use of a name of DeepSpeed that spmdzero refuses; says why, and what to use instead."""
 
 
 class RefusedImportError(SpmdZeroUsageError, ModuleNotFoundError):
-    """A module of DeepSpeed's that spmdzero refuses: says why, and what to use instead."""
+    """An import of a module of DeepSpeed that spmdzero refuses; says why, and what to use."""
 
 
 class SpmdZeroRuntimeError(SpmdZeroError, RuntimeError):
@@ -57,7 +57,7 @@ class SpmdZeroRuntimeError(SpmdZeroError, RuntimeError):
 
 
 class HostsDifferError(SpmdZeroRuntimeError):
-    """Hosts that were started together don't have the same; every one of them raises it."""
+    """Hosts that were started together differ in settings or values; every host raises it."""
 
 
 class ReplicaRegionError(SpmdZeroError, RuntimeError):
@@ -69,13 +69,13 @@ class ReplicaRegionError(SpmdZeroError, RuntimeError):
 
 
 class SpmdZeroCheckpointError(SpmdZeroError, RuntimeError):
-    """A checkpoint can't be written, or what is there can't be loaded; nothing was changed.
+    """A checkpoint can't be written, or can't be loaded; nothing was changed.
 
     Attributes:
-        file: the file or folder that it is about.
-        reason: what is wrong with it.
-        newest: the newest other tag of the folder that is complete, by its commit and the sizes of
-            its files; None where there is none. Its tensors are checked when it is loaded.
+        file: the faulty file or folder.
+        reason: the fault.
+        newest: the newest other complete tag of the folder, by its commit and the sizes of its
+            files, or None. Its tensors are checked when it is loaded.
     """
 
     def __init__(
@@ -95,4 +95,4 @@ class NonFiniteError(SpmdZeroError, FloatingPointError):
 
 
 class AuditError(SpmdZeroError):
-    """An audit or a diagnosis that must be clean found something; the message is its report."""
+    """An audit or a diagnosis in strict mode found a problem; the message is its report."""

@@ -1,8 +1,8 @@
-"""What is wrong with how an engine trains: findings in its programs, its shards and its metrics."""
+"""Finds faults in an engine's training: in its programs, its shards and its metrics."""
 
 from spmdzero.audit._audit import Audit, audit, auditing
+from spmdzero.audit._collectives import ReadProgram
 from spmdzero.audit._doctor import doctor
-from spmdzero.audit._program import ReadProgram
 from spmdzero.audit._report import AuditReport, Check, Diagnosis, Finding, sorted_findings
 
 __all__ = [

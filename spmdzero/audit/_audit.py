@@ -1,13 +1,13 @@
-"""Watching steps of training, and what is wrong with them."""
+"""Watches steps of training, and reports their faults."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from spmdzero.audit import _live_tensors
+from spmdzero.audit._collectives import ReadProgram
 from spmdzero.audit._host_reads import HostWatch
 from spmdzero.audit._loss_scale import loss_scale, summed_outside
-from spmdzero.audit._program import ReadProgram
 from spmdzero.audit._recompiles import recompilations
 from spmdzero.audit._report import AuditReport, Finding, sorted_findings
 from spmdzero.backend import arrays, runtime
@@ -17,10 +17,10 @@ from spmdzero.profiling import module_scopes
 
 
 class Audit:
-    """What `auditing` yields.
+    """An audit under way, which `auditing` yields.
 
     Attributes:
-        report: the findings, once the block has ended.
+        report: the findings, after the block has ended.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -74,7 +74,7 @@ class Audit:
             raise SpmdZeroUsageError(
                 "the audit saw no step: train two or more inside of spmdzero.auditing(engine)"
             )
-        # What the script left pending would otherwise have no shards.
+        # Tensors that the script left pending would otherwise have no shards.
         runtime.sync()
         steps = engine.global_steps - self._first_step
         dtypes = {
@@ -111,8 +111,8 @@ class Audit:
 def auditing(engine: Engine) -> Iterator[Audit]:
     """Audits the steps that the block trains; read `report` after it.
 
-    Each kind of program is compiled once more for its text. Training goes on as it would have.
-    Two steps or more show what changes from one to the next.
+    Each kind of program is compiled once more for its text. The training itself is not changed. Two
+    steps or more show changes from one step to the next.
 
     Raises:
         SpmdZeroUsageError: the block trained no step.
@@ -124,11 +124,11 @@ def auditing(engine: Engine) -> Iterator[Audit]:
 
 
 def audit(engine: Engine, batches: Iterable[Any]) -> AuditReport:
-    """Trains on `batches` and reports what is wrong; three steps or more show everything.
+    """Trains on `batches` and reports faults; three steps or more show everything.
 
     Args:
-        engine: trains as it would have: parameters and counters change.
-        batches: what `engine.train_batch` takes, `gradient_accumulation_steps` for each step. The
+        engine: an engine, which trains as usual: parameters and counters change.
+        batches: batches for `engine.train_batch`, `gradient_accumulation_steps` for each step. The
             module must return the loss; use `auditing` around any other loop.
 
     Raises:

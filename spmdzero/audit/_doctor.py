@@ -1,4 +1,4 @@
-"""The doctor: is the machine fit, and what did training suffer from."""
+"""The doctor: checks the machine, and finds what slowed training down."""
 
 from collections.abc import Iterator
 
@@ -11,12 +11,12 @@ from spmdzero.inspect import measure
 
 
 def doctor(engine: Engine | None = None) -> Diagnosis:
-    """Checks backend, versions, devices, flags, memory; after training, what it suffered from.
+    """Checks backend, versions, devices, flags and memory; after training, also its slowdowns.
 
-    With an engine also: what was compiled again and why, values read from the devices per step,
-    and operations that ran on the CPU, all from the backend's counters since the engine's first
-    forward. It changes nothing, so it may be called while training. Without an engine it starts
-    the devices.
+    With an engine it also checks which programs were compiled again and why, the number of values
+    read from the devices per step, and operations that ran on the CPU, all from the backend's
+    counters since the engine's first forward. It changes nothing, so it may be called during
+    training. Without an engine it starts the devices.
 
     Raises:
         SpmdZeroRuntimeError: a device was used before SPMD was on.

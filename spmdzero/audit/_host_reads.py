@@ -1,4 +1,4 @@
-"""Who reads values from the devices, and what runs on the CPU: found while it happens."""
+"""Finds code that reads values from the devices, and operations that run on the CPU."""
 
 import contextlib
 from collections import Counter
@@ -25,7 +25,7 @@ class _Site:
 
 
 class _Calls(TorchFunctionMode):
-    """Python's calls: one that reads, such as `tensor.item()`, is no operation on every backend."""
+    """Watches Python's calls: a read such as `tensor.item()` is no operation on some backends."""
 
     def __init__(self, watch: "HostWatch") -> None:
         super().__init__()
@@ -39,10 +39,10 @@ class _Calls(TorchFunctionMode):
 
 
 class HostWatch(TorchDispatchMode):
-    """Watches each operation's effect on the backend's counters, and notes where it was called.
+    """Watches each operation's effect on the backend's counters, and notes the calling line.
 
     Args:
-        model: to name the module in whose forward it happens.
+        model: the model, for the name of the module whose forward makes the call.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -51,7 +51,7 @@ class HostWatch(TorchDispatchMode):
         self._reads: dict[str, _Site] = {}
         self._fallbacks: Counter[tuple[str, str]] = Counter()
         self._calls = _Calls(self)
-        # Reads that somebody was named for.
+        # Number of reads that are already attributed to a line.
         self._noted = 0
 
     def __enter__(self) -> "HostWatch":
@@ -73,25 +73,25 @@ class HostWatch(TorchDispatchMode):
             result = func(*args, **(kwargs or {}))
             if counters.fallback_calls(name) > fallbacks:
                 self._fallbacks[name, self._line()] += 1
-                # The host reads what it computes with.
+                # The reads of the fallback's own inputs are not the script's.
                 self._noted += counters.host_reads() - reads
         return result
 
     @contextlib.contextmanager
     def noting(self, name: str) -> Iterator[None]:
-        """Notes what is read inside, by an operation or a call of that name, once."""
+        """Notes once the values that an operation or call named `name` reads inside the context."""
         before, noted = counters.host_reads(), self._noted
         yield
         reads = counters.host_reads() - before - (self._noted - noted)
         self._noted += reads
-        # The engine's own step reads what it says that it reads.
+        # The reads of the engine's own step are documented.
         if reads and not called_by_library("step", _ENGINE):
             site = self._reads.setdefault(self._line(), _Site())
             site.reads += reads
             site.operations.add(name)
 
     def findings(self, *, steps: int) -> list[Finding]:
-        """CPU fallbacks, and the places that read once a step or more."""
+        """CPU fallbacks, and lines that read once per step or more."""
         found = [_fallback(name, place, n) for (name, place), n in self._fallbacks.items()]
         for place, site in self._reads.items():
             if steps and site.reads >= steps:

@@ -1,4 +1,4 @@
-"""Findings in the live tensors: what a device holds whole, and which buffers are not reused."""
+"""Findings in the live tensors: states that are held whole, and buffers that are not reused."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,9 +9,9 @@ from spmdzero.audit._report import Finding, first_of
 from spmdzero.backend import arrays, current
 from spmdzero.engine import Engine
 
-# Below, a shard is smaller than what its collective costs; the default of min_shard_elements.
+# Below this size a shard saves less than its collective costs; the default of min_shard_elements.
 _LARGE = 2048
-# libtpu sums a vector's gradient whole: as shards its states save little, and cost a gather.
+# libtpu sums a vector's gradient whole: sharded states save little there, and cost a gather.
 _LARGE_VECTOR = 65_536
 _WITHOUT_SHARDING = (
     "the state was replaced by a tensor without a sharding",
@@ -21,7 +21,7 @@ _WITHOUT_SHARDING = (
 
 
 def replicated_states(engine: Engine) -> Iterator[Finding]:
-    """Large masters, moments and accumulators of which a device holds all; not at stage 0."""
+    """Yields large masters, moments and accumulators that are whole on a device above stage 0."""
     if engine.plan.stage == 0:
         return
     by_parameter: dict[str, dict[str, torch.Tensor]] = {}
@@ -51,7 +51,7 @@ def replicated_states(engine: Engine) -> Iterator[Finding]:
 
 
 def drifted_parameters(engine: Engine) -> Iterator[Finding]:
-    """Parameters that the plan has whole, of which a device holds only a part."""
+    """Yields parameters that are whole in the plan but only a part on a device."""
     for name, parameter in engine.module.named_parameters():
         planned = engine.plan.at_rest(f"parameter/{name}").is_sharded
         if not planned and not _is_whole(parameter):
@@ -70,7 +70,7 @@ def drifted_parameters(engine: Engine) -> Iterator[Finding]:
 
 
 def states(engine: Engine) -> dict[str, torch.Tensor]:
-    """Each parameter and state."""
+    """Name -> tensor of each parameter and state."""
     return {
         name: tensor
         for name, tensor in engine.named_tensors().items()
@@ -81,14 +81,14 @@ def states(engine: Engine) -> dict[str, torch.Tensor]:
 def missing_donation(
     replaced: Iterable[str], states: int, donated: Mapping[str, int], inputs: int
 ) -> Iterator[Finding]:
-    """Tensors whose memory was kept beside that of another at the next launch.
+    """A finding about tensors whose old memory was still in use at the next launch.
 
     Args:
-        replaced: their names, as in `engine.named_tensors()`.
-        states: how many parameters and states the engine has.
-        donated: kind of program -> inputs whose buffers it reuses, by the backend's metric, if
-            this engine had it compiled.
-        inputs: inputs of the boundary's program.
+        replaced: names of the tensors, as in `engine.named_tensors()`.
+        states: number of parameters and states of the engine.
+        donated: kind of program -> number of inputs whose buffers it reuses, by the backend's
+            metric, if this engine compiled it.
+        inputs: number of inputs of the boundary's program.
     """
     names = set(replaced)
     if not names:

@@ -1,9 +1,9 @@
-"""A loss whose scale depends on the number of devices.
+"""Finds a loss whose scale depends on the number of devices.
 
-A model's own is computed again: with each row of a device twice, a mean over rows stays the same
-to rounding, however they are masked, and a sum doubles. A loss that compares the rows of a batch
-with each other grows too, but along no line, which a third forward tells. Of a loss that a script
-computes the graph is read.
+A loss of the model is computed again: with each row of a device twice, a mean over rows stays the
+same to rounding, even if rows are masked, and a sum doubles. A loss that compares the rows of a
+batch with each other grows too, but not linearly, which a third forward shows. For a loss that a
+script computes, its graph is read.
 """
 
 import logging
@@ -14,18 +14,18 @@ from spmdzero.engine import RepeatedRows
 
 logger = logging.getLogger("spmdzero")
 
-# As much of a loss must be a sum. A mean that is rounded to bf16 moves by a hundredth at most.
+# Smallest relative growth of a sum. A mean that is rounded to bf16 moves by a hundredth at most.
 _PART = 0.1
-# How far from a line the growth may be, of itself; a contrastive loss's is at 0.26.
+# Largest relative distance of the growth from linear; a contrastive loss has 0.26.
 _OFF_LINE = 0.1
 
 
 def loss_scale(rows: RepeatedRows | None, *, devices: int) -> list[Finding]:
-    """Scalars with a gradient that leave the region as a mean, and are a sum over rows.
+    """Findings about scalars with a gradient that leave the region as a mean, but sum over rows.
 
     Args:
-        rows: a forward, None where none is known.
-        devices: over which the mean is taken.
+        rows: a forward that can be repeated, or None.
+        devices: number of devices over which the mean is taken.
     """
     if rows is None:
         return []
@@ -48,7 +48,7 @@ def loss_scale(rows: RepeatedRows | None, *, devices: int) -> list[Finding]:
 
 
 def _grown(once: float, twice: float | None) -> float:
-    """By which part of itself a loss grew; 0 where it is 0, no number, or is not there again."""
+    """Relative growth of a loss; 0 if the loss is 0, not finite, or missing the second time."""
     part = (twice - once) / once if once and twice is not None else 0.0
     return part if math.isfinite(part) else 0.0
 
@@ -76,11 +76,11 @@ def _finding(path: str, twice: float, thrice: float, devices: int) -> Finding:
 
 
 def summed_outside(node: str | None, *, devices: int) -> list[Finding]:
-    """A loss of a script's own that is a sum over the rows of what the engine returned.
+    """A finding about a script's own loss that sums over the rows of the engine's outputs.
 
     Args:
-        node: of autograd's that sums, None for none.
-        devices: whose rows it sees.
+        node: name of autograd's node that sums, or None.
+        devices: number of devices whose rows the loss sees.
     """
     if node is None:
         return []

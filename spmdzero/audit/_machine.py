@@ -11,12 +11,12 @@ from spmdzero.config import SpmdZeroConfig
 
 _PACKAGES = ("torch", "torch_xla", "jax", "jaxlib", "libtpu")
 _DEBUGGING = ("PT_XLA_DEBUG_LEVEL", "XLA_SAVE_TENSORS_FILE", "XLA_DUMP_HLO_GRAPH", "XLA_IR_DEBUG")
-# Below, compiling a model of some hundred million parameters is likely to be killed.
+# With less memory, compiling a model of some hundred million parameters is likely to be killed.
 _LOW_MEMORY = 4 * 2**30
 
 
 def machine_checks(settings: SpmdZeroConfig | None) -> Iterator[Check]:
-    """The checks that need no engine; `settings` is the config of one, if there is one."""
+    """Yields the checks that need no engine; `settings` is an engine's config, or None."""
     yield Check(name="backend", status="ok", said=choice_in_words())
     yield from _versions()
     yield _devices()
@@ -25,7 +25,7 @@ def machine_checks(settings: SpmdZeroConfig | None) -> Iterator[Check]:
 
 
 def _versions() -> Iterator[Check]:
-    # JAX's backend takes every version that pip would; the others' pins are those of torch_xla.
+    # JAX's backend accepts every version that pip accepts; the pins are those of torch_xla.
     stands_on_pins = current().name == "torch_xla"
     pins = {
         found[1].replace("-", "_"): found[2]
@@ -102,7 +102,7 @@ def _flags(settings: SpmdZeroConfig | None) -> Iterator[Check]:
         )
     else:
         yield Check(name="flags", status="ok", said=" ".join(flags.cpu_flags()) or "none")
-    # torch_xla's variables: where JAX traces they mean nothing.
+    # These are torch_xla's variables, which have no effect on JAX.
     debugging = [name for name in _DEBUGGING if os.environ.get(name, "0") not in ("", "0")]
     if debugging and current().name == "torch_xla":
         yield Check(

@@ -1,4 +1,4 @@
-"""Findings in the log of compiled programs: what was compiled more than once, and why."""
+"""Findings in the log of compiled programs: programs that were compiled again, and why."""
 
 from collections.abc import Iterable, Iterator
 
@@ -20,11 +20,11 @@ _KINDS = {
 def recompilations(
     compilations: Iterable[Compilation], *, before: Iterable[Compilation] = ()
 ) -> Iterator[Finding]:
-    """One finding for each kind of program that was compiled again.
+    """Yields one finding for each kind of program that was compiled again.
 
     Args:
-        compilations: in order.
-        before: what was compiled earlier, and is not to be reported.
+        compilations: the compilations to report on, in order.
+        before: earlier compilations, which are not reported.
     """
     earlier: dict[str, list[Compilation]] = {}
     for compilation in before:
@@ -68,7 +68,7 @@ def _finding(kind: str, found: list[tuple[Compilation, str]]) -> Finding:
 
 
 def _change(compilation: Compilation, others: list[Compilation]) -> str:
-    """How the calls differ from those of the earlier compilation that is most like it."""
+    """How the calls differ from those of the most similar earlier compilation."""
     if compilation.known:
         return ""
     found = [changed_calls(other.calls, compilation.calls) for other in others]

@@ -1,4 +1,4 @@
-"""What an audit says of a training loop, and a doctor of the machine."""
+"""The reports of an audit and of the doctor."""
 
 import json
 from collections.abc import Iterable
@@ -24,16 +24,16 @@ _SHOWN = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that is wrong with how an engine trains.
+    """One fault in an engine's training.
 
     Attributes:
-        name: what kind of thing.
-        severity: ``"error"`` where ZeRO's memory or communication is lost, or a number depends on
-            how many devices there are; ``"warning"`` where a step only takes longer.
-        subject: the tensor, module or line of code that it is about.
+        name: the kind of fault.
+        severity: ``"error"`` if ZeRO's saving of memory or communication is lost, or a number
+            depends on the number of devices; ``"warning"`` if a step only takes longer.
+        subject: the tensor, module or line of code that has the fault.
         cause: why it happens.
-        fix: what ends it.
-        evidence: what the compiled program, the live shards or the backend's metrics show.
+        fix: how to remove it.
+        evidence: proof from the compiled program, the live shards or the backend's metrics.
     """
 
     name: Name
@@ -45,24 +45,24 @@ class Finding:
 
 
 class _Report(Shown):
-    """What can be printed, checked and written as JSON."""
+    """A report that can be printed, checked and written as JSON."""
 
     @property
     def problems(self) -> tuple[object, ...]:
-        """What is wrong."""
+        """The faults in the report."""
         raise NotImplementedError
 
     def strict(self) -> None:
         """Does nothing if there is no problem.
 
         Raises:
-            AuditError: there is one; the message is this report.
+            AuditError: there is a problem; the message is this report.
         """
         if self.problems:
             raise AuditError(str(self))
 
     def to_json(self) -> str:
-        """This as JSON text: an object with this class's attributes."""
+        """The report as JSON text: an object with this class's attributes."""
         return json.dumps(asdict(self), indent=2)  # type: ignore[arg-type]
 
 
@@ -71,8 +71,8 @@ class AuditReport(_Report):
     """The findings of some steps of training.
 
     Attributes:
-        findings: errors first.
-        steps: gradient accumulation boundaries that were watched.
+        findings: the findings, errors first.
+        steps: number of watched gradient accumulation boundaries.
         programs: the kinds of program that were read, ``"micro"`` and ``"boundary"``.
     """
 
@@ -99,13 +99,13 @@ class AuditReport(_Report):
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing that was looked at.
+    """The result of one check of the doctor.
 
     Attributes:
-        name: such as ``"versions"`` or ``"host reads"``.
+        name: a name such as ``"versions"`` or ``"host reads"``.
         status: ``"warning"`` slows training down, ``"error"`` keeps it from working.
-        said: what was found.
-        fix: what to do, "" where there is nothing.
+        said: the finding.
+        fix: what to do, "" if nothing has to be done.
     """
 
     name: str
@@ -123,7 +123,7 @@ class Check:
         fix: str,
         status: Literal["note", "warning"] = "warning",
     ) -> "Check":
-        """An ``ok`` check without a fix; where something is `wrong`, of that status and fix."""
+        """An ``ok`` check without a fix; if `wrong` is true, a check with `status` and `fix`."""
         if wrong:
             return cls(name=name, status=status, said=said, fix=fix)
         return cls(name=name, status="ok", said=said)
@@ -141,16 +141,16 @@ class Diagnosis(_Report):
         return tuple(check for check in self.checks if check.status in ("warning", "error"))
 
     def of(self, name: str) -> tuple[Check, ...]:
-        """The checks of one name."""
+        """The checks named `name`."""
         return tuple(check for check in self.checks if check.name == name)
 
 
 def sorted_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Errors first, otherwise in the order in which they were found."""
+    """The findings, errors first, otherwise in the order in which they were found."""
     return tuple(sorted(findings, key=lambda finding: finding.severity != "error"))
 
 
 def first_of(names: Iterable[str]) -> str:
-    """Names, sorted, as a finding's subject lists them: the first few."""
+    """The first few of the sorted names, as a finding's subject lists them."""
     found = sorted(names)
     return ", ".join(found[:_SHOWN]) + (" ..." if len(found) > _SHOWN else "")

@@ -1,4 +1,4 @@
-"""What knows devices: the protocol, and one folder for each compiler's front end that keeps it."""
+"""The backends, which know devices: their protocols, and a folder for each compiler's front end."""
 
 from spmdzero.backend._current import (
     arrays,

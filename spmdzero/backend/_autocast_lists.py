@@ -1,9 +1,9 @@
-"""What `torch.autocast` casts on the devices: CUDA's lists, whatever the backend.
+"""The operations that `torch.autocast` casts on the devices: CUDA's lists, on both backends.
 
-torch keeps lists of its own for each kind of device, and torch_xla brings another. A DeepSpeed user
+torch has lists for each kind of device, and torch_xla brings different ones. A DeepSpeed user
 knows CUDA's (torch's documentation, "Automatic Mixed Precision", "CUDA Op-Specific Behavior";
 aten/src/ATen/autocast_mode.h). Both backends' tensors carry the dispatch key by which torch finds
-what to do under `torch.autocast` for their device: here it is registered.
+the rules of `torch.autocast` for their device. This file registers those rules.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ def _listed(names: str) -> tuple[str, ...]:
     return tuple(names.split())
 
 
-# What is on no list is computed in the dtypes that it is given.
+# Operations on no list compute in the dtypes of their inputs.
 LOWER = _listed(
     "_convolution _convolution.deprecated _scaled_dot_product_flash_attention addbmm addmm addmv "
     "addr baddbmm bmm chain_matmul conv1d conv2d conv3d conv_tbc conv_transpose1d "
@@ -51,7 +51,7 @@ WIDEST = _listed(
     "addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put scatter_add tensordot vdot"
 )
 REFUSED = "binary_cross_entropy"
-# torch_xla's kernels of these widen as CUDA's do without autocast.
+# torch_xla's kernels of these operations promote as CUDA's do without autocast.
 _AS_THEY_ARE = ("cat", "stack", "index_copy")
 
 _library: list[torch.library.Library] = []
@@ -59,7 +59,7 @@ _Caster = Callable[[torch.Tensor], torch.Tensor]
 
 
 def keys_of(device_type: str) -> Any:
-    """The dispatch key of autocast for tensors of `device_type`, as torch takes a set of them."""
+    """The set with autocast's dispatch key for tensors of `device_type`."""
     return torch._C.DispatchKeySet(torch._C._dispatch_key_parse(_name(device_type)))
 
 
@@ -69,7 +69,7 @@ def _name(device_type: str) -> str:
 
 @functools.cache
 def register(device_type: str) -> None:
-    """Has autocast for `device_type` follow these lists, for as long as the process lives."""
+    """Makes autocast for `device_type` follow these lists until the process ends."""
     name = _name(device_type)
     others = torch._C._dispatch_get_registrations_for_dispatch_key(name)
     rest, library = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
@@ -84,7 +84,7 @@ def register(device_type: str) -> None:
         if operation.partition(".")[0] not in _AS_THEY_ARE:
             rules.setdefault(operation, torch.library.fallthrough_kernel)
     with warnings.catch_warnings():
-        # torch warns where torch_xla has registered another.
+        # torch warns where torch_xla has registered a rule before.
         warnings.simplefilter("ignore")
         if not others:
             rest.fallback(torch.library.fallthrough_kernel, name)
@@ -98,19 +98,19 @@ def _of_aten(registered: Iterable[str]) -> list[str]:
 
 
 def _overload(name: str) -> Any:
-    """torch's operation of that name, None where this release has none."""
+    """torch's operation of that name, None where this release of torch has none."""
     packet, _, overload = name.partition(".")
     return getattr(getattr(_aten, packet, None), overload or "default", None)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Casts:
-    """An operation, and the tensors that it is given.
+    """An operation, and the casts of its arguments.
 
     Attributes:
-        func: torch's.
+        func: torch's operation.
         device_type: of the tensors that are cast.
-        keys: of autocast for them.
+        keys: the set with autocast's key for them.
     """
 
     func: Any
@@ -118,14 +118,14 @@ class _Casts:
     keys: Any
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], cast: _Caster) -> Any:
-        """The operation of what is cast, in which nothing more is."""
+        """Calls the operation on the cast arguments, with autocast turned off inside."""
         given = self.tree(args, cast), self.tree(kwargs, cast)
-        # A function mode above has had its say.
+        # The function modes outside have already handled this call.
         with torch._C.DisableTorchFunction(), torch._C._ExcludeDispatchKeyGuard(self.keys):
             return self.func(*given[0], **given[1])
 
     def tree(self, tree: Any, cast: _Caster) -> Any:
-        """A copy of nested dicts, lists and tuples with the tensors cast that autocast may cast."""
+        """A copy of nested dicts, lists and tuples, with `cast` applied where autocast may cast."""
         if isinstance(tree, torch.Tensor):
             mine = tree.device.type == self.device_type and tree.is_floating_point()
             return cast(tree) if mine and tree.dtype != torch.float64 else tree
@@ -136,7 +136,7 @@ class _Casts:
         return tree
 
     def asks_for_dtype(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the caller has named the result's dtype, as `softmax(x, dim, dtype)` can."""
+        """Whether the caller has given the result's dtype, as `softmax(x, dim, dtype)` can."""
         for place, argument in enumerate(self.func._schema.arguments):
             if argument.name == "dtype":
                 given = args[place] if place < len(args) else kwargs.get("dtype")

@@ -1,4 +1,4 @@
-"""The one place that chooses a backend, and its parts by name."""
+"""The one place that chooses the backend, and gives access to its parts by name."""
 
 import importlib
 import importlib.util
@@ -20,8 +20,8 @@ _logger = logging.getLogger("spmdzero")
 _VARIABLE = "SPMDZERO_BACKEND"
 _KEY = "spmd.backend"
 _AUTO = "auto"
-# Name, which is that of the package it stands on -> what installs it. The first that is installed
-# is the one that `auto` takes.
+# Name of a backend and of the package that it needs -> the extra that installs it. `auto` takes
+# the first that is installed.
 _EXTRAS = {"torch_xla": "spmdzero[xla]", "jax": "spmdzero[jax]"}
 
 _in_use: Backend | None = None
@@ -29,20 +29,21 @@ _reason = ""
 
 
 def choose(name: str = _AUTO) -> Backend:
-    """The backend of this process, chosen the first time and the same ever after.
+    """The backend of this process, chosen at the first call and the same ever after.
 
     Args:
-        name: ``"torch_xla"``, ``"jax"``, or ``"auto"``, which takes what was chosen before, else
-            what the environment variable SPMDZERO_BACKEND says, else what is installed.
+        name: ``"torch_xla"``, ``"jax"``, or ``"auto"``, which takes the backend that was chosen
+            before, else the one in the environment variable SPMDZERO_BACKEND, else an installed
+            one.
 
     Raises:
-        SpmdZeroConfigError: it is not installed, or this process uses another.
+        SpmdZeroConfigError: the package is not installed, or this process uses another backend.
         SpmdZeroRuntimeError: no backend is installed, or the variable names none that is.
     """
     global _in_use, _reason
     if _in_use is None:
         name, reason = _chosen(name)
-        # Only now: a backend that can't be imported is not in use.
+        # Set the name only now: a backend that can't be imported is not in use.
         _in_use, _reason = _imported(name), reason
     elif name not in (_AUTO, _in_use.name):
         raise SpmdZeroConfigError(
@@ -56,21 +57,22 @@ def choose(name: str = _AUTO) -> Backend:
 
 
 def current() -> Backend:
-    """The backend in use, chosen and imported when it is first asked for."""
+    """The backend in use; the first call chooses and imports it."""
     return choose() if _in_use is None else _in_use
 
 
 def require_processes(environment: Mapping[str, str], *, platform: str) -> None:
-    """Returns unless processes of this environment are told to take torch_xla, on the CPU.
+    """Checks that processes with this environment can train one model.
 
-    Where nothing tells them they may be told by their config, which is not known here: a warning.
+    torch_xla's processes on the CPU can't. Where the environment names no backend it warns: the
+    config, which is not known here, may choose one.
 
     Args:
         environment: of the processes.
         platform: of their devices, such as ``"CPU"``.
 
     Raises:
-        SpmdZeroUsageError: they are, and could never train one model.
+        SpmdZeroUsageError: the environment chooses torch_xla on the CPU.
     """
     if platform.upper() != "CPU":
         return
@@ -87,7 +89,7 @@ def require_processes(environment: Mapping[str, str], *, platform: str) -> None:
 
 
 def alone_on_the_cpu() -> str:
-    """Why torch_xla's processes on the CPU can't train one model, and what to do."""
+    """A message: why torch_xla's processes on the CPU can't train one model, and what to do."""
     first = "" if _is_installed("jax") else f"{_install('jax')}, and then "
     return (
         "torch_xla's runtime of the CPU connects no processes, so that each would train a model "
@@ -96,7 +98,7 @@ def alone_on_the_cpu() -> str:
 
 
 def choice_in_words() -> str:
-    """Which backend is in use, why, and what chooses another."""
+    """A text that says which backend is in use, why, and what chooses another."""
     name = current().name
     others = [other for other in _EXTRAS if other != name and _is_installed(other)]
     ways = [f'{_VARIABLE}={o} or "spmd": {{"backend": "{o}"}} chooses {o}' for o in others]
@@ -104,7 +106,7 @@ def choice_in_words() -> str:
 
 
 def _chosen(name: str) -> tuple[str, str]:
-    """The name, and why it is that."""
+    """The name of the backend, and the reason for the choice."""
     if name != _AUTO:
         if not _is_installed(name):
             raise SpmdZeroConfigError(
@@ -136,21 +138,21 @@ def _install(name: str) -> str:
 
 
 def _is_installed(package: str) -> bool:
-    """Without importing it."""
+    """Whether `package` is installed; doesn't import it."""
     if sys.modules.get(package) is not None:
         return True
     spec = importlib.util.find_spec(package)
-    # A folder of that name without a file is none.
+    # A folder of that name without an ``__init__.py`` is no package.
     return spec is not None and spec.origin is not None
 
 
 def _imported(name: str) -> Backend:
-    # By name: a backend's own files ask here for parts of the one in use.
+    # Import it by name, because the backend's own files import this module.
     return importlib.import_module(f"spmdzero.backend.{name}").BACKEND
 
 
 class _Part:
-    """A part of the backend in use, so that importing its name chooses none."""
+    """Stands for a part of the backend in use; importing it chooses no backend."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,6 +1,6 @@
-"""A number in the place of a device, as `engine.local_rank`, which torch takes for one of CUDA's.
+"""Device numbers, such as `engine.local_rank`, which torch takes for numbers of CUDA devices.
 
-There is no number that torch's C++ code takes for another device: it isn't asked.
+torch's C++ code always takes a number for a CUDA device, and can't be told otherwise.
 """
 
 import functools
@@ -28,7 +28,7 @@ def _of_devices(device: int, devices: Callable[[], torch.device]) -> Any:
 
 
 def _moving(move: Callable[..., Any], devices: Callable[[], torch.device]) -> Callable[..., Any]:
-    """`tensor.to` or `module.to`, to which 0 is the devices."""
+    """Wraps `tensor.to` or `module.to`, so that 0 means the mesh's devices."""
 
     @functools.wraps(move)
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -42,7 +42,7 @@ def _moving(move: Callable[..., Any], devices: Callable[[], torch.device]) -> Ca
 
 
 def _making(make: Callable[..., Any], devices: Callable[[], torch.device]) -> Callable[..., Any]:
-    """`torch.tensor`, to which `device=0` is the devices."""
+    """Wraps `torch.tensor` or its like, so that `device=0` means the mesh's devices."""
 
     @functools.wraps(make)
     def made(*args: Any, **kwargs: Any) -> Any:
@@ -55,19 +55,19 @@ def _making(make: Callable[..., Any], devices: Callable[[], torch.device]) -> Ca
 
 @functools.cache
 def take_over(devices: Callable[[], torch.device]) -> None:
-    """Has torch take a local rank for the devices, and say what to write where it can't.
+    """Makes torch accept a local rank for the devices, or say what to write where it can't.
 
-    It can where Python is asked first: `tensor.to`, `module.to`, `torch.tensor`, `torch.as_tensor`.
-    What makes tensors otherwise, as `torch.zeros`, is found by TorchScript by its identity.
+    `tensor.to`, `module.to`, `torch.tensor` and `torch.as_tensor` accept it, as they can be wrapped
+    in Python. TorchScript finds other factories, as `torch.zeros`, by identity: they stay.
 
     Args:
-        devices: where tensors live that the mesh holds.
+        devices: returns the device of tensors on the mesh.
     """
     for owner in (torch.Tensor, nn.Module):
         owner.to = _moving(owner.to, devices)  # type: ignore[method-assign]
     for name in ("tensor", "as_tensor"):
         setattr(torch, name, _making(getattr(torch, name), devices))
-    # C++ calls it by this name before it makes a tensor of CUDA's.
+    # C++ calls this function by its name before it makes a CUDA tensor.
     begin = torch.cuda._lazy_init
 
     @functools.wraps(begin)

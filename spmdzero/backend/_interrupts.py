@@ -1,8 +1,8 @@
-"""Holding Ctrl-C, and other signals of Python's, while a step can't be left.
+"""Holding back Ctrl-C, and Python's other signals, while a step must not be interrupted.
 
 A handler that raises, as that of Ctrl-C does, may do so between any two lines. Between the line
-that gives buffers of the state away and the one that puts the new ones in their place the state
-would be lost; between that and the count of the step it would be a step ahead of its count.
+that donates buffers of the state and the line that stores the new ones, the state would be lost.
+Between that line and the one that counts the step, the state would be a step ahead of its count.
 """
 
 import _signal  # type: ignore[missing-import]
@@ -14,21 +14,21 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-# Those that scripts and torch's loaders have handlers for. Profilers' signals aren't among them:
-# their handlers look at the line that they come at.
+# Signals for which scripts and torch's loaders have handlers. Profilers' signals are left out:
+# their handlers look at the line that they interrupt.
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGBREAK")
 _NUMBERS = tuple(int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name))
-# What `signal` is around: its names of handlers and signals take 10 times as long as the call.
+# The C functions under `signal`'s: its enums of handlers and signals take 10 times as long.
 _get, _set = _signal.getsignal, _signal.signal
-# So many presses of Ctrl-C mean that whoever presses doesn't want to wait for the end of a step.
+# Number of presses of Ctrl-C after which the user doesn't want to wait for the step's end.
 _INSISTING = 3
 
 
 class _Handler:
-    """In the place of a handler while signals are held.
+    """Takes the place of a signal's handler while signals are held.
 
     Args:
-        own: the handler that it calls, at once where they aren't.
+        own: the original handler, which is called at once where signals aren't held.
     """
 
     def __init__(self, own: Callable[[int, FrameType | None], Any]) -> None:
@@ -40,12 +40,12 @@ class _Handler:
 
 
 class _Section:
-    """The main thread's, the only one that Python runs handlers in.
+    """The section of the main thread, the only thread in which Python runs handlers.
 
     Attributes:
-        depth: how many `held` are around the line that runs, within the innermost `let_in`.
-        inside: how many `let_in` are.
-        installed: whether handlers are in the place of others.
+        depth: number of `held` around the running line, within the innermost `let_in`.
+        inside: number of `let_in` around it.
+        installed: whether handlers of this module are installed.
         raised: whether a handler has raised in the outermost section.
     """
 
@@ -55,7 +55,7 @@ class _Section:
         self._handlers: dict[int, _Handler] = {}
 
     def insists(self, number: int) -> bool:
-        """Takes note of a signal; whether it is a Ctrl-C that came too often to wait any longer."""
+        """Records a signal; True if it is a Ctrl-C that came too often to wait any longer."""
         self._noted[number] = count = self._noted.get(number, 0) + 1
         insists = number == signal.SIGINT and count == _INSISTING
         if insists:
@@ -63,7 +63,7 @@ class _Section:
         return insists
 
     def install(self) -> None:
-        """Puts a handler of its own in the place of each, and begins the outermost section."""
+        """Installs a `_Handler` for each signal, and begins the outermost section."""
         try:
             for number in _NUMBERS:
                 own = _get(number)
@@ -75,19 +75,19 @@ class _Section:
             self.installed, self.raised = True, False
             self.depth = 1
         except BaseException:
-            # One that isn't held yet has raised.
+            # A handler that isn't replaced yet has raised.
             self._uninstall()
             raise
 
     def _uninstall(self) -> None:
         self.installed = False
         for number in self._handlers:
-            # Somebody may have set another one inside.
+            # Some code may have set another handler inside.
             if isinstance(found := _get(number), _Handler):
                 _set(number, found.own)
 
     def call(self, handler: _Handler, number: int, frame: FrameType | None) -> None:
-        """Calls what `handler` is in the place of."""
+        """Calls the original handler, which `handler` replaces."""
         try:
             handler.own(number, frame)
         except BaseException:
@@ -95,7 +95,7 @@ class _Section:
             raise
 
     def deliver(self) -> None:
-        """Calls the handlers of what was noted."""
+        """Calls the handlers of the recorded signals."""
         while self._noted:
             number, _ = self._noted.popitem()
             try:
@@ -104,13 +104,13 @@ class _Section:
                 self.deliver()
 
     def leave(self, *, outermost: bool) -> None:
-        """Ends a section that is in no other one."""
+        """Ends a section that no other section surrounds."""
         try:
             self.deliver()
             self.depth = 0
             if outermost:
                 self._uninstall()
-            # What came in between.
+            # Deliver the signals that came in between.
             self.deliver()
         finally:
             self.depth = 0
@@ -118,7 +118,7 @@ class _Section:
                 self._uninstall()
 
     def forget(self) -> None:
-        """In a fork, whose main thread is another one's: nothing is held there."""
+        """Resets the section in a forked process: nothing is held there."""
         self.depth = self.inside = 0
         self._noted.clear()
 
@@ -149,7 +149,7 @@ class _Held:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._before is None:
             return
-        # Set, and not counted down: a `let_in` may have been left before its end could begin.
+        # Set the depth, don't count down: a `let_in` may have been left before its end began.
         depth, inside = self._before
         _section.depth, _section.inside = depth or 1, inside
         if depth:
@@ -183,17 +183,17 @@ class _LetIn:
 
 
 def held(undo: Callable[[], None] = lambda: None) -> _Held:
-    """Around what can't be left: handlers of signals are called where the outermost of these ends.
+    """Context that holds signals back: their handlers run where the outermost context ends.
 
-    A handler that raises raises there. So does the third Ctrl-C of one section, wherever it comes.
-    In other threads than the main one, which handlers never interrupt, it does nothing.
+    If a handler raises, it raises there; the third Ctrl-C of one section raises at once. In other
+    threads than the main one, which handlers never interrupt, this does nothing.
 
     Args:
-        undo: called where an exception of a handler leaves this section, if it is the outermost.
+        undo: called where a handler's exception leaves this section, if it is the outermost.
     """
     return _Held(undo)
 
 
 def let_in() -> _LetIn:
-    """Around code of the user's inside of `held`, which may take any time: signals aren't held."""
+    """Context for the user's code inside `held`, which may take any time: signals arrive there."""
     return _LetIn()

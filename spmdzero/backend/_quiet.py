@@ -1,4 +1,4 @@
-"""What C++ prints and nobody asked for."""
+"""Suppresses useless lines that C++ prints."""
 
 import contextlib
 import os
@@ -7,20 +7,21 @@ import sys
 import threading
 from collections.abc import Iterator
 
-# What it prints piece by piece, each device's thread between those of the others.
+# Gloo prints its lines in pieces, and the pieces of several devices' threads alternate.
 _GLOOS_LINE = re.compile(
     rb"(?=.*[a-z])(?:\[Gloo\] Rank |\d+| is connected to | peer ranks\. "
     rb"|Expected number of connected peer ranks is : )+\n?"
 )
-# Two threads would each put back what the other has put there.
+# With two threads inside, each would restore the other's redirection.
 _redirecting = threading.RLock()
 
 
 @contextlib.contextmanager
 def without_gloos_lines() -> Iterator[None]:
-    """Leaves out the line that gloo prints for each group of devices; all else is printed.
+    """Context in which the line that gloo prints for each group of devices is left out.
 
-    It comes from C++, below `sys.stdout`, and no level of logging turns it off.
+    It comes from C++, below `sys.stdout`, and no level of logging turns it off. All else is
+    printed.
     """
     with _redirecting:
         yield from _redirected()
@@ -28,12 +29,12 @@ def without_gloos_lines() -> Iterator[None]:
 
 def _redirected() -> Iterator[None]:
     with contextlib.suppress(AttributeError, ValueError):
-        # It is None without a console, and some programs close it.
+        # stdout is None without a console, and some programs close it.
         sys.stdout.flush()
     try:
         before = os.dup(1)
     except OSError:
-        # Nothing that is printed is seen.
+        # There is no file descriptor 1: nothing that is printed is seen.
         yield
         return
     with os.fdopen(os.memfd_create("printed"), "w+b") as printed:

@@ -1,4 +1,4 @@
-"""`torch.manual_seed` for the devices' own generator, which torch doesn't know."""
+"""Seeds the devices' own generator, which torch doesn't know, with `torch.manual_seed`."""
 
 import functools
 import os
@@ -9,10 +9,10 @@ import torch
 
 
 def follow_torchs_seed(seed: Callable[[int], None]) -> None:
-    """Seeds the devices' own generator as torch's is seeded, now and whenever a script seeds torch.
+    """Seeds the devices' own generator with torch's seed, now and whenever a script seeds torch.
 
     Args:
-        seed: takes a number below 2**31.
+        seed: seeds that generator with a number below 2**31.
     """
     _seeds["devices"] = seed
     _watched()
@@ -34,7 +34,7 @@ def _watched() -> None:
         @functools.wraps(function)
         def seeded(*args: Any, **kwargs: Any) -> Any:
             made = function(*args, **kwargs)
-            # A loader's workers are forks, which seed themselves and have no devices.
+            # Workers of a data loader are forks, which seed themselves and have no devices.
             if os.getpid() == process:
                 _seeds["devices"](_number())
             return made

@@ -1,4 +1,4 @@
-"""What is traced and not run, and for which chips: the same for each backend."""
+"""State of programs that are traced but not run, and the chips they are for; for both backends."""
 
 import contextlib
 import dataclasses
@@ -9,12 +9,12 @@ from spmdzero.backend.chips._torus import Torus
 
 @dataclasses.dataclass
 class Traced:
-    """What the contexts below have set.
+    """The settings of the contexts below.
 
     Attributes:
-        only: whether nothing may be started.
-        platform: that programs are traced for, None for that of the devices.
-        torus: how its chips are joined, None where nothing was said.
+        only: whether starting programs is forbidden.
+        platform: for which programs are traced, None for that of the devices.
+        torus: of the platform's chips, None where it wasn't set.
     """
 
     only: bool = False
@@ -27,7 +27,7 @@ traced = Traced()
 
 @contextlib.contextmanager
 def on_torus(torus: Torus | None) -> Iterator[None]:
-    """Inside, `program_torus` says `torus`; None leaves it."""
+    """Context in which `program_torus` returns `torus`; None changes nothing."""
     before, traced.torus = traced.torus, torus or traced.torus
     try:
         yield
@@ -37,11 +37,13 @@ def on_torus(torus: Torus | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def tracing_only(*, platform: str | None = None) -> Iterator[None]:
-    """Inside, `sync` starts nothing, and models may be on the meta device: see `Placeholders`.
+    """Context in which `sync` starts nothing, and models may be on the meta device.
+
+    See `Placeholders`.
 
     Args:
-        platform: what `program_platform` says inside; None leaves it. The program may hold what
-            only that platform can run.
+        platform: the result of `program_platform` inside; None changes nothing. The program may
+            hold operations that only that platform can run.
     """
     before = traced.only, traced.platform
     traced.only, traced.platform = True, platform or traced.platform
@@ -52,5 +54,5 @@ def tracing_only(*, platform: str | None = None) -> Iterator[None]:
 
 
 def is_tracing_only() -> bool:
-    """Whether `tracing_only` is in force."""
+    """Whether the code runs inside `tracing_only`."""
     return traced.only

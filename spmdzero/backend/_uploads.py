@@ -1,4 +1,4 @@
-"""Whether what is uploaded is the same on all hosts, or of each host its own."""
+"""Whether an upload is the same on all hosts, or each host's own."""
 
 import contextlib
 import threading
@@ -15,7 +15,7 @@ _thread = _Thread()
 
 @contextlib.contextmanager
 def same_on_hosts() -> Iterator[None]:
-    """Inside, what this thread uploads is the same on all hosts: it is spmdzero that uploads."""
+    """Context in which this thread's uploads are the same on all hosts: spmdzero makes them."""
     _thread.depth += 1
     try:
         yield

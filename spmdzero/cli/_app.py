@@ -1,7 +1,7 @@
-"""The command line: its commands, and how their errors are shown.
+"""The command line: its commands, and the display of their errors.
 
-torch takes seconds to import, so a command's file imports it, and what stands on it, where the
-command runs: help and what needs no torch don't wait for it.
+torch takes seconds to import, so a command's file imports it, and modules that need it, only when
+the command runs: help and commands without torch don't wait for it.
 """
 
 import functools
@@ -61,7 +61,7 @@ def _command(function: Callable[..., None]) -> None:
 
 for _function in (check, explain, doctor, convert, inspect):
     _command(_function)
-# What follows the script's name is the script's, options too; so are its exceptions.
+# Arguments and options after the script's name are the script's; so are its exceptions.
 for _function in (run, launch):
     app.command(context_settings={"allow_interspersed_args": False})(_function)
 

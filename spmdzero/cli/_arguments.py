@@ -1,4 +1,4 @@
-"""Models and batches from what the command line says of them."""
+"""Makes models and batches from their descriptions on the command line."""
 
 import importlib
 import os
@@ -16,10 +16,10 @@ _SHAPE = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<dims>\d+(?:x\d+)*)(?::(?P<
 
 
 def load_object(name: str) -> Callable[..., Any]:
-    """What ``module:function`` names; modules of the current folder are found too.
+    """The function named by ``module:function``; modules of the current folder are found too.
 
     Raises:
-        SpmdZeroUsageError: not of that form, no such module, or nothing callable in it.
+        SpmdZeroUsageError: the name is malformed, or there is no such module or function.
     """
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
@@ -39,15 +39,15 @@ def load_object(name: str) -> Callable[..., Any]:
 
 
 def make_batch(described: Sequence[str]) -> Any:
-    """A batch of one forward: by shapes, or by a function that returns one.
+    """A batch of one forward, made from shapes or by a function that returns it.
 
     Args:
-        described: ``module:function``, alone; or shapes such as ``x=8x128:int64``, ``8x10``: a
-            name (all inputs have one, or none), the dims, a torch dtype (float32 if left out).
-            Integers are zeros, so that they are valid indices; other numbers are normal draws.
+        described: one ``module:function``; or shapes such as ``x=8x128:int64``, ``8x10``: a name
+            (all inputs have one, or none), the dims, a torch dtype (float32 if left out). Integers
+            are zeros, so that they are valid indices; other numbers are normal draws.
 
     Raises:
-        SpmdZeroUsageError: neither of them.
+        SpmdZeroUsageError: a description is neither a shape nor one function.
     """
     if len(described) == 1 and _SHAPE.fullmatch(described[0]) is None:
         return load_object(described[0])()

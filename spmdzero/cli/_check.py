@@ -1,4 +1,4 @@
-"""`spmdzero check`: what becomes of each key of a DeepSpeed JSON."""
+"""`spmdzero check`: tells how each key of a DeepSpeed JSON is treated."""
 
 import dataclasses
 import json

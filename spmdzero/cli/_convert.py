@@ -1,4 +1,4 @@
-"""`spmdzero convert`: a checkpoint in another format."""
+"""`spmdzero convert`: converts a checkpoint to a different format."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -21,7 +21,7 @@ def convert(
     ranks: Annotated[
         int | None, typer.Option(min=1, help="deepspeed: the processes that will load it")
     ] = None,
-    stage: Annotated[int, typer.Option(min=1, max=2, help="deepspeed: their ZeRO stage")] = 2,
+    stage: Annotated[int, typer.Option(min=1, max=3, help="deepspeed: their ZeRO stage")] = 2,
     dtype: Annotated[
         str | None, typer.Option(help="safetensors, dcp: fp32, bf16 or fp16; as it is if left out")
     ] = None,
@@ -60,6 +60,6 @@ def _bar() -> "Progress":
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-    # It is drawn on stderr: the path of what was written is this command's output.
+    # The bar is drawn on stderr, as the command's output is the path of the written checkpoint.
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     return Progress(*columns, TransferSpeedColumn(), console=Console(stderr=True))

@@ -1,4 +1,4 @@
-"""`spmdzero doctor`: whether this machine is fit to train."""
+"""`spmdzero doctor`: checks whether this machine can train."""
 
 import typer
 

@@ -1,4 +1,4 @@
-"""Durations as the command line takes them."""
+"""Reads durations from the command line."""
 
 import re
 
@@ -9,10 +9,10 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def duration(text: str) -> float:
-    """Seconds of ``30ms``, ``0.03s`` or ``250us``.
+    """Number of seconds in a text such as ``30ms``, ``0.03s`` or ``250us``.
 
     Raises:
-        SpmdZeroUsageError: not of that form, or no time at all.
+        SpmdZeroUsageError: the text is malformed, or the duration is zero.
     """
     found = _DURATION.fullmatch(text.strip())
     if found is None or not float(found["number"]):

@@ -1,4 +1,4 @@
-"""`spmdzero explain`: whether a step fits, what it moves, what is wrong, how long it takes."""
+"""`spmdzero explain`: tells whether a step fits, its traffic, its faults, and its time."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""What `spmdzero explain` does: a process for each number of devices, then what they found."""
+"""Runs `spmdzero explain`: one process per number of devices, then prints their results."""
 
 import json
 import os
@@ -25,7 +25,7 @@ _DEFAULT_DEVICES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is explained: the command's arguments of these names.
+    """A job of `spmdzero explain`, with the command's arguments of these names.
 
     Attributes:
         settings: dotted key of the config -> the value that ``--set`` gives it.
@@ -41,11 +41,11 @@ class Job:
     meta: bool
 
     def run(self, *, as_json: bool, html: Path | None, strict: bool, most: float | None) -> bool:
-        """Explains and prints; returns whether what was asked of the step holds.
+        """Explains and prints; returns whether the step satisfies `strict` and `most`.
 
         Args:
             as_json, html, strict: the command's options.
-            most: seconds that a step may take.
+            most: largest time of a step in seconds, or None.
         """
         if self.meta and self.tpu and _passes.FOLDER not in os.environ:
             _start_again(changed(read(self.config), self.settings))
@@ -55,7 +55,7 @@ class Job:
         return not over and not (strict and any(e.problems for e in explanations))
 
     def _groups(self) -> dict[int, list[str]]:
-        """Number of devices -> the topologies of that many."""
+        """Number of devices -> the topologies with this number."""
         groups: dict[int, list[str]] = {}
         if self.devices is not None or not self.tpu:
             groups[self.devices or _DEFAULT_DEVICES] = []
@@ -106,22 +106,22 @@ def _over_budget(explanations: list[Explanation], most: float) -> bool:
 
 
 def _start_again(config: dict[str, Any]) -> None:
-    """Replaces this process: a model that fills memory leaves the TPU's compiler the rest of it."""
-    # Each backend needs a compiler of its own, and the config may name one.
+    """Replaces this process by `_passes`, so that its memory is free for the TPU's compiler."""
+    # Each backend needs its own compiler, and the config may name the backend.
     choose(backend_of(config))
     require_tpu_compiler()
     again = [sys.executable, "-m", "spmdzero", *sys.argv[1:]]
-    # The Pythons that have this compiler have -P.
+    # All Pythons with this compiler have the option -P.
     os.execv(sys.executable, [sys.executable, "-P", str(_passes.__file__), *again])
 
 
 def _explain_on(devices: int, request: dict[str, object]) -> Explanation:
-    """The explanation on so many virtual devices, which are fixed for a process's life."""
+    """The explanation on `devices` virtual devices, whose number is fixed for a process's life."""
     environment = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices)}
     with tempfile.TemporaryDirectory() as folder:
         asked, answered = Path(folder, "request.json"), Path(folder, "answer.json")
         asked.write_text(json.dumps(request))
-        # Its log lines, the progress, go to this command's stderr.
+        # The worker's log lines, which show the progress, go to this command's stderr.
         done = subprocess.run(
             [sys.executable, "-m", _WORKER, str(asked), str(answered)],
             env=environment,

@@ -1,4 +1,4 @@
-"""The process of `spmdzero explain` that has the devices: python -m, with two JSON paths."""
+"""The worker process of `spmdzero explain` with the devices: python -m, with two JSON paths."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ from spmdzero.integrations._install import refuse_other_backends
 
 
 def main(asked: str, answered: str) -> None:
-    """Explains as the first file asks, writes the explanation to the second."""
+    """Reads the request from the first file, and writes the explanation to the second file."""
     try:
         explanation = _explain(json.loads(Path(asked).read_text()))
     except WaitingError:
@@ -30,7 +30,7 @@ def main(asked: str, answered: str) -> None:
 def _explain(request: dict[str, Any]) -> Explanation:
     config = changed(read(request["config"]), request["settings"])
     if choose(backend_of(config)).name == "jax":
-        # By itself transformers imports torch_xla, beside which JAX's backend doesn't start.
+        # Otherwise transformers imports torch_xla, and then JAX's backend doesn't start.
         refuse_other_backends()
     with torch.device("meta" if request["meta"] else "cpu"):
         model = load_object(request["model"])()

@@ -1,4 +1,4 @@
-"""`spmdzero inspect`: what a checkpoint holds."""
+"""`spmdzero inspect`: shows the content of a checkpoint."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated

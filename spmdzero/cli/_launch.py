@@ -1,4 +1,4 @@
-"""`spmdzero launch`: one script on several hosts, or in several processes that stand for them."""
+"""`spmdzero launch`: runs a script on several hosts, or in several processes that act as hosts."""
 
 from typing import Annotated
 

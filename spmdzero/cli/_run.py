@@ -1,4 +1,4 @@
-"""`spmdzero run`: a script that imports `deepspeed`, or uses a client of it, on spmdzero."""
+"""`spmdzero run`: runs a script that imports `deepspeed`, or a client of it, on spmdzero."""
 
 import os
 from typing import Annotated
@@ -23,7 +23,7 @@ def run(
     from spmdzero.integrations._as_main import run_as_main
 
     if devices is not None:
-        # The runtime reads them when the first device is asked for.
+        # The runtime reads these variables at the first question about devices.
         os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(devices))
     try:
         install()

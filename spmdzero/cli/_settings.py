@@ -1,4 +1,4 @@
-"""Keys of a config that the command line sets: ``bf16.enabled=true``."""
+"""Sets keys of a config from the command line: ``bf16.enabled=true``."""
 
 import json
 from collections.abc import Iterable
@@ -8,10 +8,10 @@ from spmdzero.errors import SpmdZeroUsageError
 
 
 def changes(settings: Iterable[str]) -> dict[str, Any]:
-    """Dotted key -> value; what is no JSON is a string.
+    """Dotted key -> value; a value that is no JSON is a string.
 
     Raises:
-        SpmdZeroUsageError: not of that form.
+        SpmdZeroUsageError: a setting is malformed.
     """
     found: dict[str, Any] = {}
     for setting in settings:
@@ -26,10 +26,10 @@ def changes(settings: Iterable[str]) -> dict[str, Any]:
 
 
 def changed(config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """The config, itself, with these keys set; sections that it lacks are made.
+    """Sets keys of the config in place, makes missing sections, and returns the config.
 
     Raises:
-        SpmdZeroUsageError: a key is inside of one that is no section.
+        SpmdZeroUsageError: a key is below a value that is no section.
     """
     for key, value in settings.items():
         *sections, name = key.split(".")

@@ -1,4 +1,4 @@
-"""What DeepSpeed calls comm, ops, runtime, utils, zero, accelerator, checkpoint(ing), launcher.
+"""DeepSpeed's modules comm, ops, runtime, utils, zero, accelerator, checkpointing, launcher.
 
-Scripts import these by DeepSpeed's paths, ``spmdzero.ops.adam`` for one: see `_old_paths`.
+Scripts import them by DeepSpeed's paths, for example ``spmdzero.ops.adam``: see `_old_paths`.
 """

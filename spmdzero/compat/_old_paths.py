@@ -1,7 +1,7 @@
-"""Paths that scripts import, `spmdzero.ops.adam` and its like, stand for what the house has.
+"""Makes DeepSpeed's module paths importable, such as `spmdzero.ops.adam`.
 
-One finder knows them all: a path is a module of the house, or made of names of several, or refused
-with a reason. What a path doesn't say, `refusals.attribute` says.
+One finder knows all paths: a path is a module of spmdzero, or is made of names of several modules,
+or is refused with a reason. `refusals.attribute` answers for a name that a module doesn't have.
 """
 
 import functools
@@ -16,7 +16,7 @@ from types import CodeType, ModuleType
 from spmdzero.compat.refusals import REFUSALS, attribute, why_refused
 from spmdzero.errors import RefusedImportError
 
-# Path below `spmdzero` -> the module that it stands for, and what is below for what is below that.
+# Path below `spmdzero` -> the real module; modules below the path are those below the real module.
 _SAME = {
     "accelerator": "spmdzero.compat.accelerator",
     "checkpointing": "spmdzero.compat.checkpointing",
@@ -36,16 +36,16 @@ _SAME = {
     "utils.zero_to_fp32": "spmdzero.compat.zero_to_fp32",
     "xla": "spmdzero.backend",
 }
-# Of these, paths that DeepSpeed doesn't have.
+# Paths among them that DeepSpeed doesn't have.
 _NOT_THEIRS = ("refusals", "store", "xla")
-# Folders of the house that have DeepSpeed's names.
+# Folders of spmdzero that have DeepSpeed's names.
 _ITS_OWN = ("monitor", "profiling")
 _CONTEXTS = "GatheredParameters Init register_external_parameter"
 _KINDS = "ZeroParamStatus ZeroParamType"
 _ESTIMATES = (
     "estimate_zero2_model_states_mem_needs_all_cold estimate_zero2_model_states_mem_needs_all_live"
 )
-# Path -> module below `spmdzero` -> the names that the path has of it; "ours=theirs" renames.
+# Path -> module below `spmdzero` -> its names that the path has; "ours=theirs" renames.
 _MADE: dict[str, dict[str, str]] = {
     "accelerator.real_accelerator": {"compat.accelerator": "get_accelerator"},
     "checkpoint": {},
@@ -53,11 +53,13 @@ _MADE: dict[str, dict[str, str]] = {
     "launcher": {},
     "ops": {},
     "ops.adagrad": {},
-    "ops.adam": {"optim": "FusedAdam"},
+    "ops.adam": {"optim": "DeepSpeedCPUAdam FusedAdam"},
+    "ops.adam.cpu_adam": {"optim": "DeepSpeedCPUAdam"},
     "ops.adam.fused_adam": {"optim": "FusedAdam"},
     "ops.lamb": {"optim": "FusedLamb"},
     "ops.lamb.fused_lamb": {"optim": "FusedLamb"},
-    "ops.lion": {"optim": "FusedLion"},
+    "ops.lion": {"optim": "DeepSpeedCPULion FusedLion"},
+    "ops.lion.cpu_lion": {"optim": "DeepSpeedCPULion"},
     "ops.lion.fused_lion": {"optim": "FusedLion"},
     "runtime": {},
     "runtime.activation_checkpointing": {},
@@ -113,18 +115,18 @@ _MADE: dict[str, dict[str, str]] = {
 
 
 FIRST_LEVEL = tuple(p for p in {**_SAME, **_MADE} if "." not in p and p not in _NOT_THEIRS)
-"""Modules that DeepSpeed imports by itself: scripts write ``deepspeed.zero.Init``."""
+"""Modules that `import deepspeed` imports too: scripts write ``deepspeed.zero.Init``."""
 
 
 class _Same(Loader):
-    """Gives the module of the house itself, so that both paths have one state."""
+    """Loads the real module under a second path, so that both paths share its state."""
 
     def __init__(self, path: str, real: str) -> None:
         self._path, self._real = path, real
         self._own: ModuleSpec | None = None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Imports the module that the path stands for."""
+        """Imports the real module of the path."""
         module = importlib.import_module(self._real)
         self._own = module.__spec__
         return module
@@ -135,18 +137,18 @@ class _Same(Loader):
         vars(module).setdefault("__getattr__", functools.partial(attribute, self._path))
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """What `python -m` runs: the code of the module that the path stands for."""
+        """The code of the real module, which `python -m` runs."""
         return code_of(importlib.util.find_spec(self._real))
 
 
 class _Made(Loader):
-    """Makes a module of names that others have."""
+    """Makes a module of names from other modules."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Leaves the making to importlib."""
+        """Lets importlib create the module."""
 
     def exec_module(self, module: ModuleType) -> None:
         """Fills the module."""
@@ -184,20 +186,20 @@ class _OldPaths(MetaPathFinder):
 
 
 def _prefix_in(table: Collection[str], path: str) -> str | None:
-    """The path, or the package of the table that it is inside of."""
+    """The path, or the package that holds it, if the table has it."""
     parts = path.split(".")
     prefixes = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
     return next((prefix for prefix in prefixes if prefix in table), None)
 
 
 def code_of(found: ModuleSpec | None) -> CodeType | None:
-    """The code of a module that is a file, which `python -m` asks a loader for."""
+    """The code of a module's file, which `python -m` asks a loader for."""
     code = getattr(found.loader, "get_code", None) if found is not None else None
     return code(found.name) if found is not None and code is not None else None
 
 
 def is_deepspeeds(path: str) -> bool:
-    """Whether DeepSpeed has a module `deepspeed.<path>` that is here, or refused."""
+    """Whether DeepSpeed has a module `deepspeed.<path>` that spmdzero has too, or refuses."""
     known = path in _MADE or _prefix_in(_SAME, path) or _prefix_in(_ITS_OWN, path)
     return bool(known or _prefix_in(REFUSALS, path))
 

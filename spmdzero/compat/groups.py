@@ -1,6 +1,6 @@
 """`deepspeed.utils.groups`: all processes are data-parallel, and no other parallelism exists.
 
-Ranks and sizes are those of processes (hosts), as in `spmdzero.comm`; devices are more.
+Ranks and sizes count processes (hosts), as in `spmdzero.comm`, and not devices.
 """
 
 from typing import Any
@@ -33,12 +33,12 @@ def get_data_parallel_group() -> Any:
 
 
 def get_data_parallel_rank() -> int:
-    """This process's place among all processes."""
+    """The rank of this process among all processes."""
     return comm.get_rank()
 
 
 def get_data_parallel_world_size() -> int:
-    """Processes of the job, one per host."""
+    """Number of processes of the job, one per host."""
     return comm.get_world_size()
 
 
@@ -58,7 +58,7 @@ def get_model_parallel_world_size() -> int:
 
 
 def get_tensor_model_parallel_src_rank() -> int:
-    """The first rank of this process's tensor-parallel group: its own."""
+    """The first rank of this process's tensor-parallel group, which is its own rank."""
     return comm.get_rank()
 
 

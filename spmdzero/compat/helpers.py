@@ -1,4 +1,4 @@
-"""Small helpers that scripts import from `deepspeed`, `deepspeed.utils` and their like."""
+"""Small helpers that scripts import from `deepspeed`, `deepspeed.utils` and other modules."""
 
 import argparse
 import contextlib
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 def instrument_w_nvtx(func: Callable[P, R]) -> Callable[P, R]:
-    """`func`, its operations named after it in the compiled program's metadata."""
+    """Makes `func` name its operations in the compiled program's metadata."""
 
     @functools.wraps(func)
     def named(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -28,7 +28,7 @@ def instrument_w_nvtx(func: Callable[P, R]) -> Callable[P, R]:
 
 
 def recursive_getattr(model: nn.Module, module_name: str) -> Any:
-    """`model.a.b` for ``"a.b"``."""
+    """Returns `model.a.b` for ``"a.b"``."""
     return functools.reduce(getattr, module_name.split("."), model)
 
 
@@ -42,7 +42,7 @@ class RepeatingLoader(Iterator[Any]):
     """An iterator over `loader` that starts again when it ends.
 
     Args:
-        loader: anything that can be iterated over and over.
+        loader: anything that can be iterated again and again.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -61,12 +61,12 @@ class RepeatingLoader(Iterator[Any]):
 
 
 class OnDevice(contextlib.AbstractContextManager["OnDevice", None]):
-    """Makes tensors, modules' parameters too, on `device`, floating ones in `dtype`.
+    """Creates tensors and parameters on `device` inside the context, floating ones in `dtype`.
 
     Args:
-        dtype: of floating tensors that are made without naming one.
-        device: ``"meta"`` makes shapes only.
-        enabled: False does nothing.
+        dtype: dtype of floating tensors that are created without a dtype.
+        device: the device; ``"meta"`` makes shapes only.
+        enabled: whether the context has an effect.
     """
 
     def __init__(self, dtype: torch.dtype, device: str = "meta", enabled: bool = True) -> None:

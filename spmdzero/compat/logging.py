@@ -1,4 +1,4 @@
-"""`deepspeed.utils.logging`: log lines from some processes only."""
+"""`deepspeed.utils.logging`: logs on chosen processes only."""
 
 import logging
 
@@ -17,9 +17,9 @@ logger = logging.getLogger("spmdzero")
 
 
 def log_dist(message: str, ranks: list[int] | None = None, level: int = logging.INFO) -> None:
-    """Logs on the processes in `ranks`, [-1] for all of them; on none where `ranks` is empty.
+    """Logs on the processes in `ranks`, [-1] for all processes; on none if `ranks` is empty.
 
-    Before processes are connected, on each (DeepSpeed, utils/logging.py, `get_dist_msg`).
+    Before processes are connected, each logs (DeepSpeed, utils/logging.py, `get_dist_msg`).
     """
     connected = comm.is_initialized()
     rank = comm.get_rank() if connected else -1
@@ -28,13 +28,13 @@ def log_dist(message: str, ranks: list[int] | None = None, level: int = logging.
 
 
 def log_dist_once(message: str, ranks: list[int] | None = None, level: int = logging.INFO) -> None:
-    """As `log_dist`, but each message once."""
+    """Logs as `log_dist` does, but each message once."""
     if is_new((message, None if ranks is None else tuple(ranks), level)):
         log_dist(message, ranks, level)
 
 
 def print_dist(message: str, ranks: list[int] | None = None) -> None:
-    """Prints where `log_dist` would log, whatever the level."""
+    """Prints on the processes on which `log_dist` would log, at any level."""
     connected = comm.is_initialized()
     rank = comm.get_rank() if connected else -1
     if not connected or (ranks and (ranks[0] == -1 or rank in ranks)):
@@ -48,10 +48,10 @@ def warning_once(message: str) -> None:
 
 
 def get_log_level_from_string(log_level_str: str) -> int:
-    """``"info"`` gives `logging.INFO`.
+    """The number of a log level, `logging.INFO` for ``"info"``.
 
     Raises:
-        SpmdZeroUsageError: no such level.
+        SpmdZeroUsageError: there is no such level.
     """
     level = LEVELS.get(log_level_str.lower())
     if level is None:
@@ -65,7 +65,7 @@ def set_log_level_from_string(
     """Sets the level of a logger (spmdzero's by default) and of its handlers.
 
     Raises:
-        SpmdZeroUsageError: no such level.
+        SpmdZeroUsageError: there is no such level.
     """
     chosen = custom_logger or logger
     level = get_log_level_from_string(log_level_str)

@@ -1,4 +1,4 @@
-"""`deepspeed.runtime.lr_schedules`: the schedules, and constants that name their parameters."""
+"""`deepspeed.runtime.lr_schedules`: schedules, and constants with their parameters' names."""
 
 from spmdzero.optim import LRRangeTest, OneCycle, WarmupCosineLR, WarmupDecayLR, WarmupLR
 
@@ -19,7 +19,7 @@ WARMUP_COSINE_LR = "WarmupCosineLR"
 VALID_LR_SCHEDULES = [LR_RANGE_TEST, ONE_CYCLE, WARMUP_LR, WARMUP_DECAY_LR, WARMUP_COSINE_LR]
 WARMUP_LOG_RATE = "log"
 WARMUP_LINEAR_RATE = "linear"
-# LR_SCHEDULE is "lr_schedule", and so on for the names of the config's parameters.
+# Each name becomes a constant: LR_SCHEDULE is "lr_schedule", and so on.
 _NAMES = """
 lr_schedule lr_range_test_min_lr lr_range_test_step_rate lr_range_test_step_size
 lr_range_test_staircase edge_value mid_value cycle_first_step_size cycle_first_stair_count

@@ -1,4 +1,4 @@
-"""`deepspeed.runtime.config`."""
+"""`deepspeed.runtime.config`: the checked config under DeepSpeed's names."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ DeepSpeedConfigError = SpmdZeroConfigError
 
 
 class DeepSpeedConfig(DeepSpeedConfigNames):
-    """A checked config, its batch sizes resolved for all devices of the job.
+    """A checked config, with the batch sizes resolved for all devices of the job.
 
-    Other keys are attributes, sections too: `config.zero_optimization.stage`, or as DeepSpeed names
-    them, `config.zero_config.stage`.
+    Other keys and sections are attributes: `config.zero_optimization.stage`, or with DeepSpeed's
+    name, `config.zero_config.stage`.
 
     Args:
         config: path of a DeepSpeed JSON, or its dict.

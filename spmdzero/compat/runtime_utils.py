@@ -1,4 +1,4 @@
-"""`deepspeed.runtime.utils`: what training scripts call of it."""
+"""`deepspeed.runtime.utils`: the functions of it that training scripts call."""
 
 import gc
 import os
@@ -17,7 +17,7 @@ def see_memory_usage(message: str, force: bool = False) -> None:
     """Prints the accelerator's current and peak memory on the first process, if `force`.
 
     Raises:
-        SpmdZeroUsageError: the accelerator has no such numbers.
+        SpmdZeroUsageError: the accelerator doesn't report its memory.
     """
     if not force or comm.get_rank() != 0:
         return
@@ -40,9 +40,9 @@ def clip_grad_norm_(
     norm_type: float = 2,
     mpu: Any = None,
 ) -> torch.Tensor:
-    """Scales gradients in place to a norm of at most `max_norm`; returns the norm before.
+    """Scales gradients in place to a norm of at most `max_norm`; returns the norm before that.
 
-    Works on the parameters of an engine between `backward` and `step`.
+    It works on the parameters of an engine between `backward` and `step`.
     """
     return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
@@ -60,10 +60,10 @@ def set_random_seed(seed: int) -> None:
 
 
 def ensure_directory_exists(filename: str) -> None:
-    """Makes the folder that a file is in."""
+    """Makes the folder of the file `filename`."""
     os.makedirs(os.path.dirname(filename), exist_ok=True)
 
 
 def empty_cache() -> None:
-    """As `get_accelerator().empty_cache()`."""
+    """Calls `get_accelerator().empty_cache()`."""
     get_accelerator().empty_cache()

@@ -1,6 +1,6 @@
 """`deepspeed.utils.safe_*`: one parameter's fp32 weights, gradient and optimizer states.
 
-Works for every param group; DeepSpeed's own finds optimizer states of the first group only.
+The functions work for every param group; DeepSpeed's find optimizer states of the first only.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from spmdzero.engine import trained_parameter
 def safe_get_full_fp32_param(param: torch.Tensor) -> torch.Tensor | None:
     """The fp32 weights that the optimizer updates, `[*shape]` on the device.
 
-    None for a parameter that no engine trains.
+    It is None for a parameter that no engine trains.
     """
     trained = trained_parameter(param)
     return trained.read_master() if trained else None
@@ -23,11 +23,11 @@ def safe_get_full_fp32_param(param: torch.Tensor) -> torch.Tensor | None:
 def safe_set_full_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
     """Replaces the weights `[*shape]`: the fp32 master, and the parameter cast to its dtype.
 
-    DeepSpeed's forward sees the new weights after the next step only; here it does at once.
-    Does nothing for a parameter that no engine trains, as DeepSpeed.
+    DeepSpeed's forward sees the new weights only after the next step; here it sees them at once.
+    The call does nothing for a parameter that no engine trains, as in DeepSpeed.
 
     Raises:
-        SpmdZeroUsageError: `value` has another shape.
+        SpmdZeroUsageError: `value` has a different shape.
     """
     if trained := trained_parameter(param):
         trained.write_master(value)
@@ -36,10 +36,11 @@ def safe_set_full_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
 def safe_get_full_optimizer_state(param: torch.Tensor, optim_state_key: str) -> torch.Tensor | None:
     """One optimizer state, e.g. ``"exp_avg"``, `[*shape]` fp32 on the device.
 
-    None for a parameter that no engine trains.
+    It is None for a parameter that no engine trains.
 
     Raises:
-        SpmdZeroUsageError: the optimizer keeps no such state; the message names those it keeps.
+        SpmdZeroUsageError: the optimizer keeps no such state; the message names the states it
+            keeps.
     """
     trained = trained_parameter(param)
     return trained.read_state(optim_state_key) if trained else None
@@ -51,7 +52,7 @@ def safe_set_full_optimizer_state(
     """Replaces one optimizer state, `[*shape]`.
 
     Raises:
-        SpmdZeroUsageError: there is no such state, or `value` has another shape.
+        SpmdZeroUsageError: there is no such state, or `value` has a different shape.
     """
     if trained := trained_parameter(param):
         trained.write_state(optim_state_key, value)
@@ -60,7 +61,7 @@ def safe_set_full_optimizer_state(
 def safe_get_full_grad(param: torch.Tensor) -> torch.Tensor | None:
     """The averaged gradient, `[*shape]` on the device, between `backward` and `step`.
 
-    The same tensor as `param.grad`. None where there is none.
+    It is the same tensor as `param.grad`, or None without a gradient.
     """
     trained = trained_parameter(param)
     return trained.read_gradient() if trained else param.grad
@@ -70,7 +71,7 @@ def safe_set_full_grad(param: torch.Tensor, value: torch.Tensor) -> None:
     """Replaces the gradient `[*shape]` that the next step uses.
 
     Raises:
-        SpmdZeroUsageError: `value` has another shape.
+        SpmdZeroUsageError: `value` has a different shape.
     """
     if trained := trained_parameter(param):
         trained.write_gradient(value)

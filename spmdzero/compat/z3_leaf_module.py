@@ -1,7 +1,8 @@
-"""`deepspeed.utils.z3_leaf_module`: flags that tell ZeRO-3's hooks where to stop.
+"""`deepspeed.utils.z3_leaf_module`: flags that tell DeepSpeed's ZeRO-3 hooks where to stop.
 
-Set and found as in DeepSpeed, so that scripts which mark their mixture-of-experts blocks run.
-Nothing reads them: a parameter is gathered where an operation uses it, and no module is hooked.
+The flags are set and found as in DeepSpeed, so that scripts which mark their mixture-of-experts
+blocks run. No code reads the flags: a parameter is gathered where an operation uses it, and no
+module is hooked.
 """
 
 import torch
@@ -17,7 +18,7 @@ def z3_leaf_module(model: nn.Module) -> bool:
 
 
 def z3_leaf_parameter(model: torch.Tensor) -> bool:
-    """False: what is gathered is up to the operation that uses a parameter, not to its module."""
+    """False: the operation that uses a parameter decides about gathering, not its module."""
     return hasattr(model, "ds_z3_leaf_module")
 
 
@@ -27,7 +28,7 @@ def get_z3_leaf_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def set_z3_leaf_module(model: nn.Module, flag: bool) -> None:
-    """Flags one module, or takes its flag away."""
+    """Flags one module, or removes its flag."""
     log_once(
         "set_z3_leaf_module() flags modules and has no other effect: a parameter is gathered where "
         "an operation uses it"
@@ -40,10 +41,10 @@ def set_z3_leaf_modules(
     leaf_module_classes: list[type] | list[str],
     raise_if_not_found: bool = True,
 ) -> list[nn.Module]:
-    """Flags modules by class, or by its name with or without its module's; returns them.
+    """Flags modules by class, or by the class's name or dotted path; returns the modules.
 
     Raises:
-        SpmdZeroUsageError: none was found, and `raise_if_not_found`.
+        SpmdZeroUsageError: no module was found, and `raise_if_not_found`.
     """
     return _flag_classes(model, leaf_module_classes, True, raise_if_not_found)
 
@@ -51,7 +52,7 @@ def set_z3_leaf_modules(
 def unset_z3_leaf_modules(
     model: nn.Module, leaf_module_classes: list[type], raise_if_not_found: bool = True
 ) -> list[nn.Module]:
-    """Takes the flag from modules of some classes; as `set_z3_leaf_modules` otherwise."""
+    """Removes the flag from modules of some classes; otherwise as `set_z3_leaf_modules`."""
     return _flag_classes(model, leaf_module_classes, False, raise_if_not_found)
 
 
@@ -61,7 +62,7 @@ def set_z3_leaf_modules_by_name(
     flag: bool = True,
     raise_if_not_found: bool = True,
 ) -> tuple[list[nn.Module], list[str]]:
-    """Flags modules by their names in `named_modules()`; returns them, and names not found.
+    """Flags modules by their names in `named_modules()`; returns modules, and missing names.
 
     Raises:
         SpmdZeroUsageError: a name was not found, and `raise_if_not_found`.
@@ -77,7 +78,7 @@ def set_z3_leaf_modules_by_suffix(
     flag: bool = True,
     raise_if_not_found: bool = True,
 ) -> tuple[list[nn.Module], list[str]]:
-    """Flags modules by the ends of their names; returns them, and suffixes not found.
+    """Flags modules by the ends of their names; returns modules, and missing suffixes.
 
     Raises:
         SpmdZeroUsageError: a suffix was not found, and `raise_if_not_found`.

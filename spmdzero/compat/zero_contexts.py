@@ -1,7 +1,7 @@
-"""ZeRO-3's contexts. A parameter has its whole shape at every stage, so none has to be gathered.
+"""ZeRO-3's contexts. A parameter has its whole shape at every stage, so no script gathers it.
 
-At stage 3 its parts rest on the devices between steps, which no script sees: what reads it gets all
-of it, and what writes into it writes each device's part.
+At stage 3 a parameter's parts rest on the devices between steps, which no script sees: a read gives
+the whole parameter, and a write changes each device's part.
 """
 
 import contextlib
@@ -20,14 +20,14 @@ from spmdzero.engine import trained_parameter
 
 
 class DeepSpeedTensorOverride(enum.Enum):
-    """What `Init` would change about a tensor."""
+    """The properties of a tensor that DeepSpeed's `Init` changes."""
 
     dtype = enum.auto()
     device = enum.auto()
 
 
 class ZeroParamType(enum.Enum):
-    """How DeepSpeed holds a parameter; here `is_zero_param` says whether it rests as shards."""
+    """DeepSpeed's types of parameter; here `is_zero_param` tells whether one rests as shards."""
 
     NORMAL = 1
     PARTITIONED = 2
@@ -35,7 +35,7 @@ class ZeroParamType(enum.Enum):
 
 
 class ZeroParamStatus(enum.Enum):
-    """Whether a parameter can be read; here each always is, as AVAILABLE says."""
+    """DeepSpeed's states of a parameter; here each parameter is always AVAILABLE."""
 
     AVAILABLE = 1
     NOT_AVAILABLE = 2
@@ -43,11 +43,11 @@ class ZeroParamStatus(enum.Enum):
 
 
 class Init(contextlib.AbstractContextManager["Init", None]):
-    """Builds a module as without it, in this process's memory; `initialize` makes shards of it.
+    """Builds a module in this process's memory, as without it; `initialize` makes the shards.
 
-    DeepSpeed's signature. A config that is given is checked, so that what is refused is refused
-    here and not only by `initialize`. Everything else is without meaning. A module that is too
-    large for the host's memory is built by `OnDevice(device="meta")`, and gets its values from
+    It has DeepSpeed's signature. A given config is checked, so that refused keys are refused here
+    and not only by `initialize`. All other arguments have no effect. A module that is too large for
+    the host's memory is built by `OnDevice(device="meta")`, and gets its values from
     `initialize(..., weights=...)`.
 
     Raises:
@@ -88,14 +88,14 @@ class Init(contextlib.AbstractContextManager["Init", None]):
 
 
 class GatheredParameters(contextlib.AbstractContextManager[None, None]):
-    """Parameters are read whole without it; what is written inside becomes their fp32 masters.
+    """Copies values written inside the context to the fp32 masters; reads don't need it.
 
     Args:
-        params: a parameter or several; a module's are `module.parameters()`.
-        modifier_rank: which process writes; every process must, or the hosts' parameters differ.
-            None promises that nothing is written.
-        fwd_module: without meaning.
-        enabled: False does nothing.
+        params: a parameter or several, such as `module.parameters()`.
+        modifier_rank: the process that writes; every process must write, or the hosts' parameters
+            differ. None promises that no process writes.
+        fwd_module: has no effect.
+        enabled: whether the context has an effect.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class GatheredParameters(contextlib.AbstractContextManager[None, None]):
 
 
 def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
-    """Nothing: a parameter is gathered for each operation that uses it, in any module."""
+    """Does nothing: a parameter is gathered for each operation that uses it, in any module."""
     log_once(
         "register_external_parameter() has no effect: a parameter is gathered where an operation "
         "uses it, whichever module that is in"
@@ -137,20 +137,20 @@ def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> N
 
 
 def unregister_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
-    """Nothing, as `register_external_parameter`."""
+    """Does nothing, like `register_external_parameter`."""
     log_once("unregister_external_parameter() has no effect: none was registered")
 
 
 def is_zero_param(parameter: Any) -> bool:
-    """Whether a parameter rests as shards, a part of it on each device.
+    """Whether a parameter rests as shards, with a part on each device.
 
-    False for what `stage3_param_persistence_threshold` keeps whole; DeepSpeed's says True of every
-    parameter of a stage 3 engine.
+    It is False for a parameter that `stage3_param_persistence_threshold` keeps whole; DeepSpeed's
+    is True for every parameter of a stage 3 engine.
     """
     return isinstance(parameter, torch.Tensor) and arrays.is_split(parameter)
 
 
 @contextlib.contextmanager
 def unwrap_model_for_generation(model: Any) -> Iterator[Any]:
-    """Gives the engine itself, whose module generates without hooks at every stage."""
+    """Yields the engine itself, whose module generates without hooks at every stage."""
     yield model

@@ -1,4 +1,4 @@
-"""DeepSpeed's estimate of what ZeRO-2 needs, in its words."""
+"""Prints DeepSpeed's estimate of the memory that ZeRO-2 needs, in DeepSpeed's words."""
 
 from torch import nn
 
@@ -39,6 +39,6 @@ def estimate_zero2_model_states_mem_needs_all_cold(
         cpu_mem, gpu_mem = estimate_zero2_model_states_mem_needs(
             total_params, num_gpus_per_node, num_nodes, cpu_offload, additional_buffer_factor
         )
-        # DeepSpeed's enum prints itself so since Python 3.11.
+        # Since Python 3.11 DeepSpeed's enum is printed like this.
         option = f"offload_optimizer={'OffloadDeviceEnum.cpu' if cpu_offload else 'none'}"
         print(f" {cpu_mem / 2**30:7.2f}GB | {gpu_mem / 2**30:6.2f}GB | {option}")

@@ -1,4 +1,4 @@
-"""`deepspeed.utils.zero_to_fp32`: fp32 weights from a checkpoint, ours or DeepSpeed's."""
+"""`deepspeed.utils.zero_to_fp32`: fp32 weights from a checkpoint of spmdzero or DeepSpeed."""
 
 import dataclasses
 import logging
@@ -22,19 +22,19 @@ class LazyTensor:
     """A tensor of a checkpoint that is read when `contiguous` is called.
 
     Attributes:
-        stored: where it is.
+        stored: the tensor's place in the checkpoint.
     """
 
     stored: StoredTensor
 
     @property
     def shape(self) -> torch.Size:
-        """Of the tensor."""
+        """The shape of the tensor."""
         return torch.Size(self.stored.shape)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its elements."""
+        """The dtype of the tensor."""
         return self.stored.dtype
 
     def contiguous(self) -> torch.Tensor:
@@ -54,12 +54,12 @@ def get_fp32_state_dict_from_zero_checkpoint(
 
     Args:
         checkpoint_dir: the folder passed to `save_checkpoint`, of spmdzero or DeepSpeed.
-        tag: which checkpoint; what `latest` says by default.
-        exclude_frozen_parameters: leave out what the optimizer did not train.
+        tag: the checkpoint's tag; by default the one that `latest` names.
+        exclude_frozen_parameters: leave out parameters that the optimizer did not train.
         lazy_mode: return a `LazyTensor` for each tensor, to be read one by one.
 
     Raises:
-        SpmdZeroCheckpointError: it is damaged, or there is none.
+        SpmdZeroCheckpointError: the checkpoint is damaged, or there is none.
     """
     weights = fp32_weights(Path(checkpoint_dir), tag, exclude_frozen=exclude_frozen_parameters)
     if not lazy_mode:
@@ -79,14 +79,16 @@ def convert_zero_checkpoint_to_fp32_state_dict(
     """Writes the fp32 weights of a checkpoint to `output_dir`.
 
     Args:
-        checkpoint_dir, tag, exclude_frozen_parameters: as for the function above.
-        output_dir: for `pytorch_model.bin` or `model.safetensors`, with an index if there are
-            several files.
-        max_shard_size: of a file, such as ``"5GB"``.
-        safe_serialization: safetensors in place of torch files.
+        checkpoint_dir, tag, exclude_frozen_parameters: as in
+            `get_fp32_state_dict_from_zero_checkpoint`.
+        output_dir: folder for `pytorch_model.bin` or `model.safetensors`, with an index if there
+            are several files.
+        max_shard_size: largest size of a file, such as ``"5GB"``.
+        safe_serialization: write safetensors instead of torch files.
 
     Raises:
-        SpmdZeroCheckpointError: it is damaged, there is none, or the output can't be written.
+        SpmdZeroCheckpointError: the checkpoint is damaged or missing, or the output can't be
+            written.
     """
     conversion = Conversion(
         to="safetensors" if safe_serialization else "fp32",
@@ -100,13 +102,13 @@ def convert_zero_checkpoint_to_fp32_state_dict(
 def load_state_dict_from_zero_checkpoint(
     model: nn.Module, checkpoint_dir: str | os.PathLike[str], tag: str | None = None
 ) -> nn.Module:
-    """`model` itself, moved to the CPU, with the fp32 weights of a checkpoint.
+    """Moves `model` to the CPU, loads a checkpoint's fp32 weights, and returns `model` itself.
 
-    Parameters keep their dtype, as in DeepSpeed: the module of a bf16 engine gets them rounded, and
-    the log says so. Where an engine trains `model`, it can't go on; what it trained is plain torch.
+    Parameters keep their dtype, as in DeepSpeed: the module of a bf16 engine gets rounded weights,
+    and the log says so. An engine that trains `model` can't go on; the module is plain torch then.
 
     Raises:
-        SpmdZeroCheckpointError: it is damaged, or there is none; nothing has changed.
+        SpmdZeroCheckpointError: the checkpoint is damaged or missing; `model` has not changed.
     """
     state = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag)
     release(model)
@@ -128,19 +130,21 @@ def get_model_state_file(checkpoint_dir: str | os.PathLike[str], zero_stage: int
 
     Args:
         checkpoint_dir: the folder of one tag.
-        zero_stage: of those that are read here, 0 to 2, all have the same file.
+        zero_stage: the ZeRO stage; at stage 3 the file is the first rank's, below there is only
+            one.
 
     Raises:
-        SpmdZeroCheckpointError: there is none, as in a checkpoint of spmdzero's own format.
+        SpmdZeroCheckpointError: there is no such file, as in a checkpoint of spmdzero's format.
     """
-    return _deepspeeds_files(checkpoint_dir, "mp_rank_00_model_states.pt")[0]
+    prefix = "zero_pp_rank_0_" if zero_stage == 3 else ""
+    return _deepspeeds_files(checkpoint_dir, f"{prefix}mp_rank_00_model_states.pt")[0]
 
 
 def get_optim_files(checkpoint_dir: str | os.PathLike[str]) -> list[str]:
-    """The files of the ranks' optimizers of a checkpoint in DeepSpeed's format, by rank.
+    """The files with the ranks' optimizer states in DeepSpeed's format, in order of rank.
 
     Raises:
-        SpmdZeroCheckpointError: as `get_model_state_file`.
+        SpmdZeroCheckpointError: as in `get_model_state_file`.
     """
     return _deepspeeds_files(checkpoint_dir, "*_optim_states.pt")
 

@@ -1,4 +1,4 @@
-"""The DeepSpeed JSON: what spmdzero honours, what has no meaning here, what it refuses."""
+"""The DeepSpeed JSON: its keys that spmdzero honours, ignores or refuses."""
 
 from spmdzero.config._auto import with_stand_ins
 from spmdzero.config._batch_sizes import BatchSizes, resolve_batch_sizes

@@ -22,9 +22,9 @@ _OPTIMIZER = {"betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
 
 
 class _Known(NamedTuple):
-    """What only the user knows, and what stands for it where it changes no program.
+    """A number that only the user knows, and a substitute that changes no program.
 
-    ``argument`` is the Trainer's, ``stand_in`` that argument's default or a small count.
+    ``argument`` is the Trainer's argument, ``stand_in`` its default or a small count.
     """
 
     what: str
@@ -40,15 +40,15 @@ _UNKNOWN = {
 
 
 def resolve_auto(config: dict[str, Any]) -> None:
-    """Replaces, in place, each "auto" outside the section ``spmd``, and logs what it became.
+    """Replaces, in place, each "auto" outside the section ``spmd``, and logs the new values.
 
     The optimizer's ``betas``, ``eps`` and ``weight_decay`` get the values of Hugging Face's
-    TrainingArguments, ``warmup_min_lr`` 0 and ``warmup_max_lr`` the optimizer's learning rate.
-    Each other "auto" is its key's default, as in DeepSpeed's runtime/config_utils.py. A batch
+    TrainingArguments, ``warmup_min_lr`` gets 0 and ``warmup_max_lr`` the optimizer's learning rate.
+    Each other "auto" becomes its key's default, as in DeepSpeed's runtime/config_utils.py. A batch
     size then follows from the others or is missing in `resolve_batch_sizes`.
 
     Raises:
-        SpmdZeroConfigError: "auto" stands for a number that only the user knows.
+        SpmdZeroConfigError: an "auto" is in place of a number that only the user knows.
     """
     read = _resolve(config)
     if read:
@@ -57,11 +57,12 @@ def resolve_auto(config: dict[str, Any]) -> None:
 
 
 def with_stand_ins(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """A copy of a config without "auto", for who asks what a run would be and doesn't run it.
+    """A copy of a config without "auto", for a caller that describes a run and doesn't run it.
 
-    As `resolve_auto`, with a number for what only the user knows, such as the learning rate.
+    It works like `resolve_auto`, with substitutes for numbers that only the user knows, such as the
+    learning rate.
 
-    Returns the copy, and the dotted name of each key that was "auto" -> what it is read as.
+    Returns the copy, and the dotted name of each key that was "auto" -> its value.
     """
     filled = copy.deepcopy(dict(config))
     chosen = {}
@@ -116,7 +117,7 @@ def _resolve_params(config: dict[str, Any], section: str) -> dict[str, str]:
 def _learning_rate(config: dict[str, Any]) -> object:
     optimizer = config.get("optimizer")
     params = optimizer.get("params") if isinstance(optimizer, dict) else None
-    # The schedules read null as the learning rate of the optimizer they are given.
+    # The schedules read null as the learning rate of their optimizer.
     return params.get("lr") if isinstance(params, dict) else None
 
 
@@ -125,7 +126,7 @@ def _drop(holder: dict[str, Any], name: str, *, path: str) -> dict[str, str]:
     if isinstance(value, dict):
         dropped = [_drop(value, inner, path=f"{path}.{inner}") for inner in list(value)]
         return {key: read for each in dropped for key, read in each.items()}
-    # A whole section or the name of a class has no default that "auto" could mean.
+    # A whole section or the name of a class has no default for "auto".
     if value != AUTO or path in SECTIONS or path in ("optimizer.type", "scheduler.type"):
         return {}
     del holder[name]

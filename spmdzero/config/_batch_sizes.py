@@ -1,4 +1,4 @@
-"""The three batch sizes, of which DeepSpeed derives those that the config leaves out."""
+"""The three batch sizes; DeepSpeed derives the ones that the config leaves out."""
 
 from dataclasses import dataclass
 
@@ -11,9 +11,9 @@ class BatchSizes:
     """Batch sizes in samples, tied by ``train == micro * accumulation * dp_world_size``.
 
     Attributes:
-        train: samples that one optimizer step consumes on all devices.
-        micro: samples that one device sees in one forward.
-        accumulation: micro-batches between two gradient accumulation boundaries.
+        train: number of samples that one optimizer step consumes on all devices.
+        micro: number of samples that one device sees in one forward.
+        accumulation: number of micro-batches between two gradient accumulation boundaries.
     """
 
     train: int
@@ -24,8 +24,9 @@ class BatchSizes:
 def resolve_batch_sizes(config: SpmdZeroConfig, *, dp_world_size: int) -> BatchSizes:
     """The batch sizes of a run on ``dp_world_size`` data-parallel devices.
 
-    What the config leaves out follows by floor division and the product is checked afterwards,
-    as in DeepSpeed's runtime/config.py (``_set_batch_related_parameters``, ``_batch_assertion``).
+    Sizes that the config leaves out follow by floor division, and the product is checked
+    afterwards, as in DeepSpeed's runtime/config.py (``_set_batch_related_parameters``,
+    ``_batch_assertion``).
 
     Raises:
         BatchSizesError: neither the train nor the micro size is given, or the product of

@@ -1,4 +1,4 @@
-"""What becomes of each key of a config, all of them at once and without a device."""
+"""Sorts all keys of a config into honoured, ignored and refused ones, without a device."""
 
 import contextlib
 import copy
@@ -21,7 +21,7 @@ from spmdzero.errors import SpmdZeroConfigError
 
 _STAGE = "zero_optimization.stage"
 _ROWS = ("train_batch_size", "train_micro_batch_size_per_gpu")
-# Sections that hold what their optimizer or schedule takes, and so have no keys of their own.
+# Sections that hold parameters of an optimizer or a schedule, and so have no fixed keys.
 _PARAMS = ("optimizer.params", "scheduler.params")
 
 
@@ -31,10 +31,10 @@ class Refused:
 
     Attributes:
         key: dotted path of the key.
-        value: what the config holds there.
+        value: the config's value of the key.
         reason: why it can't be honoured.
         fix: the nearest thing that works.
-        line: the key and value to write in its place; "" where there is more than one way.
+        line: the key and value to write instead; "" if there is more than one way.
     """
 
     key: str
@@ -46,14 +46,14 @@ class Refused:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigReport:
-    """What becomes of each key of a config.
+    """The keys of a config, by their treatment.
 
     Attributes:
         refused: keys that `spmdzero.initialize` raises for.
-        without_effect: dotted path of a key that changes nothing -> why.
-        auto: dotted path of a key that is "auto" -> what it is read as, unless a client writes it.
+        without_effect: dotted path of a key that has no effect -> why.
+        auto: dotted path of a key that is "auto" -> its value, unless a client writes one.
         honoured: dotted path -> value.
-        notes: what the log of a run would warn of.
+        notes: warnings that the log of a run would have.
     """
 
     refused: tuple[Refused, ...]
@@ -64,15 +64,15 @@ class ConfigReport:
 
 
 def check_config(config: str | os.PathLike[str] | dict[str, Any]) -> ConfigReport:
-    """What `load_config` makes of each key; "auto" stands for a number that a client writes.
+    """Reports how `load_config` treats each key; a client writes the number for an "auto".
 
-    What depends on the number of devices, or on the model, isn't checked.
+    Conditions on the number of devices, or on the model, aren't checked.
 
     Args:
         config: path of a JSON or Hjson file, the base64 encoding of its text, or its content.
 
     Raises:
-        SpmdZeroConfigError: it can't be read.
+        SpmdZeroConfigError: the config can't be read.
     """
     given = read(config)
     modern = copy.deepcopy(given)
@@ -101,16 +101,16 @@ def check_config(config: str | os.PathLike[str] | dict[str, Any]) -> ConfigRepor
 
 @dataclass
 class _Search:
-    """Refusals one after the other: each is taken out, so that the next one shows."""
+    """Finds refused keys one after the other, removing each so that the next one shows."""
 
     config: dict[str, Any]
     auto: dict[str, str]
     _out: set[str] = field(default_factory=set)
 
     def refused(self) -> Iterator[Refused]:
-        """All of them; `config` has none afterwards."""
+        """Yields all refused keys; `config` has none afterwards."""
         while (error := self._next()) is not None:
-            # A section that lacks what was taken out of it is no error of the user's.
+            # A key that is missing because it was removed here is no error of the user's.
             if error.key not in self._out:
                 yield Refused(
                     key=error.key, value=error.value, reason=error.reason, fix=error.fix,
@@ -123,7 +123,7 @@ class _Search:
         try:
             checked = load_config(self.config)
             if not self.auto.keys() & {*_ROWS} and not self._out & {*_ROWS}:
-                # Of any number of devices: only that one of them is given.
+                # Any number of devices is fine: the check is only that a batch size is given.
                 devices = checked.train_batch_size or 1
                 if not {*_ROWS} & self.config.keys():
                     resolve_batch_sizes(checked, dp_world_size=devices)
@@ -132,9 +132,9 @@ class _Search:
         return None
 
     def _take_out(self, key: str) -> bool:
-        """Takes out the key, or the innermost section around it; returns whether there is one."""
+        """Removes the key, or the innermost section around it; returns whether it was found."""
         if holder_of(self.config, key)[0] is None:
-            # It has its present name in what is raised, and an older one in the file.
+            # The error has the key's present name, and the file may have an older one.
             _modernised(self.config)
         self._out.add(key)
         while key:
@@ -142,7 +142,7 @@ class _Search:
             if holder is not None:
                 del holder[name]
                 if key == _STAGE:
-                    # Without ZeRO other keys would be refused, which are right.
+                    # Without ZeRO, valid keys would be refused.
                     holder[name] = 2
                 return True
             key = key.rpartition(".")[0]
@@ -150,14 +150,14 @@ class _Search:
 
 
 def _modernised(config: dict[str, Any]) -> None:
-    # What it raises, `load_config` raises too.
+    # `load_config` raises the same errors.
     with contextlib.suppress(SpmdZeroConfigError):
         modernise(config)
 
 
 @contextlib.contextmanager
 def _said() -> Iterator[list[str]]:
-    """What spmdzero's log warns of meanwhile, each once; nothing is printed."""
+    """Collects the warnings of spmdzero's log inside the context, each once, without printing."""
     said: list[str] = []
 
     def keep(record: logging.LogRecord) -> bool:
@@ -175,7 +175,7 @@ def _said() -> Iterator[list[str]]:
 
 
 def _leaves(section: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted path and value of each key that is no section."""
+    """Yields the dotted path and value of each key that is no section."""
     for name, value in section.items():
         key = f"{at}.{name}".lstrip(".")
         if isinstance(value, Mapping) and value and (key in SECTIONS or key in _PARAMS):
@@ -185,7 +185,7 @@ def _leaves(section: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any
 
 
 def _why_nothing(key: str) -> str:
-    """Why a key that isn't refused has no effect, "" where it has one."""
+    """Why a key that isn't refused has no effect, "" if it has one."""
     section, _, name = key.rpartition(".")
     if key in OFF_ONLY or key in REMOVED:
         return "it asks for nothing"
@@ -208,7 +208,7 @@ def _line(key: str) -> str:
 
 
 def _off(rule: OffValue | OffSection) -> Any:
-    """A value that asks for nothing; None where the key has to go."""
+    """A value that asks for nothing; None if the key has to be removed."""
 
     def first(off: Any) -> Any:
         return off[0] if isinstance(off, tuple) else off

@@ -15,17 +15,17 @@ class ParallelWriteConfig(DeepSpeedSection):
 
 
 class CheckpointConfig(DeepSpeedSection):
-    """How checkpoints are written. The first three keys are ours, the others DeepSpeed's.
+    """How checkpoints are written. The first three keys are spmdzero's, the others DeepSpeed's.
 
     Attributes:
         asynchronous: ``async`` in JSON: whether `save_checkpoint` returns as soon as the state is
             in the host's memory, and files are written while training goes on.
-        keep_last: how many checkpoints stay, the newest; older ones that `latest` once named are
+        keep_last: number of newest checkpoints to keep; older ones that `latest` once named are
             deleted when a new one is complete. None keeps all.
-        keep_every: also stay those whose global step is a multiple of this.
-        load_universal: whether `load_checkpoint` without a tag takes what `latest_universal` names
-            rather than `latest`. The format itself is recognised.
-        tag_validation: what is done when the hosts don't name the same tag.
+        keep_every: checkpoints whose global step is a multiple of this number are kept too.
+        load_universal: whether `load_checkpoint` without a tag takes the tag in `latest_universal`
+            instead of the one in `latest`. The format itself is recognised.
+        tag_validation: what to do if the hosts don't name the same tag.
         checkpoint_serialization, parallel_write, writer: see `NO_MEANING`.
     """
 

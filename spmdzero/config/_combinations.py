@@ -1,11 +1,11 @@
-"""What is refused of keys that are each right alone."""
+"""Refuses combinations of keys that are each valid alone."""
 
 from spmdzero.config._models import SpmdZeroConfig
 from spmdzero.errors import SpmdZeroConfigError
 
 
 def check_combinations(config: SpmdZeroConfig) -> None:
-    """Returns if the sections go together.
+    """Returns if the sections are compatible.
 
     Raises:
         SpmdZeroConfigError: two keys contradict each other, as in DeepSpeed's runtime/config.py
@@ -93,7 +93,7 @@ def _scaling_before_reduction(config: SpmdZeroConfig) -> None:
 
 
 def stage_3_on(backend: str) -> SpmdZeroConfigError:
-    """What says that a backend has no stage 3."""
+    """The error that says that a backend has no stage 3."""
     return SpmdZeroConfigError(
         key="zero_optimization.stage",
         value=3,

@@ -3,6 +3,7 @@
 import logging
 from typing import Any
 
+from spmdzero.config._types import flag, lower
 from spmdzero.errors import SpmdZeroConfigError
 
 _logger = logging.getLogger("spmdzero")
@@ -14,7 +15,7 @@ DEPRECATED: dict[str, str] = {
         "zero_optimization.stage3_gather_16bit_weights_on_model_save"
     ),
 }
-"""Older spellings, which work with a warning, and what to write today."""
+"""Older spelling, which works with a warning -> present spelling."""
 
 _BY_FIELD = (
     "prefetch_bucket_size param_persistence_threshold model_persistence_threshold "
@@ -24,11 +25,14 @@ _BY_FIELD = (
 SECOND_SPELLINGS: dict[str, str] = {
     f"zero_optimization.{name}": f"zero_optimization.stage3_{name}" for name in _BY_FIELD.split()
 }
-"""Spellings that DeepSpeed takes too, because its fields are named so."""
+"""Second spelling, which DeepSpeed accepts because its field has that name -> usual spelling."""
 
-_STILL_WARN = {
+_TO_THE_HOST = {
     "zero_optimization.cpu_offload": "zero_optimization.offload_optimizer",
     "zero_optimization.cpu_offload_param": "zero_optimization.offload_param",
+}
+_STILL_WARN = {
+    **_TO_THE_HOST,
     "zero_optimization.cpu_offload_use_pin_memory": (
         "zero_optimization.offload_optimizer.pin_memory"
     ),
@@ -50,10 +54,12 @@ def modernise(config: dict[str, Any]) -> None:
     for old, new in _STILL_WARN.items():
         if holder_of(config, old)[0] is not None:
             _warn(old, new)
+    for old, new in _TO_THE_HOST.items():
+        _offloaded(config, old=old, new=new)
 
 
 def holder_of(config: Any, key: str) -> tuple[dict[str, Any] | None, str]:
-    """The object that holds a dotted key, or None where the key isn't given; and its last part."""
+    """The object that holds a dotted key, or None if the key isn't given; and its last part."""
     *parents, name = key.split(".")
     holder = config
     for parent in parents:
@@ -76,6 +82,24 @@ def _rename(config: dict[str, Any], *, old: str, new: str) -> None:
             fix=f"Remove {old!r}.",
         )
     holder[present] = value
+
+
+def _offloaded(config: dict[str, Any], *, old: str, new: str) -> None:
+    holder, name = holder_of(config, old)
+    if holder is None or flag(holder[name]) is not True:
+        return
+    section = holder.get(new.rpartition(".")[2]) or {}
+    if not isinstance(section, dict):
+        return
+    if lower(section.get("device", "cpu")) != "cpu":
+        raise SpmdZeroConfigError(
+            key=old,
+            value=holder[name],
+            reason=f"{new}.device is given too, as {section['device']!r}",
+            fix=f"Remove {old!r}.",
+        )
+    del holder[name]
+    holder[new.rpartition(".")[2]] = {**section, "device": "cpu"}
 
 
 def _warn(old: str, new: str) -> None:

@@ -1,4 +1,4 @@
-"""Turning what is wrong with a config into one `SpmdZeroConfigError`."""
+"""Turns the faults of a config into one `SpmdZeroConfigError`."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -26,12 +26,12 @@ _EXPECTED = {
 
 
 class RefusedValueError(ValueError):
-    """Raised by a validator that knows the reason and the fix but not the key it looks at.
+    """Raised by a validator that knows the reason and the fix but not the key.
 
     Attributes:
         reason: why the value can't be honoured.
-        fix: a sentence that tells what works instead.
-        at: the path of the culprit below the validated object; empty for the object itself.
+        fix: a sentence that says what works instead.
+        at: the path of the faulty key below the validated object; empty for the object itself.
     """
 
     def __init__(self, reason: str, *, fix: str, at: tuple[str, ...] = ()) -> None:
@@ -47,7 +47,7 @@ def unknown_key(
     Args:
         section: dotted path of the section; empty for the top level.
         name: the unknown key.
-        value: what the config holds there.
+        value: the config's value of the key.
         known: the names that the section has.
     """
     known = sorted(known)
@@ -63,16 +63,16 @@ def unknown_key(
 def parse(
     model: type[_Model], raw: Mapping[str, Any], *, known: Mapping[str, Iterable[str]], at: str
 ) -> _Model:
-    """`raw` as `model` reads it.
+    """Validates `raw` as an instance of `model`.
 
     Args:
         model: a section, or the parameters of an optimizer or a schedule.
-        raw: what is validated.
+        raw: the object to validate.
         known: the names that each section has, by the section's path below ``raw``.
-        at: dotted path of ``raw`` in the user's config; empty for the whole of it.
+        at: dotted path of ``raw`` in the user's config; empty for the whole config.
 
     Raises:
-        SpmdZeroConfigError: an unknown key, if there is one, else what pydantic found first.
+        SpmdZeroConfigError: about an unknown key, if there is one, else pydantic's first error.
     """
     try:
         return model.model_validate(raw)
@@ -88,7 +88,7 @@ def _first_error(
     at: str,
 ) -> SpmdZeroConfigError:
     entries = error.errors(include_url=False)
-    # A misspelt required key is both unknown and missing; only the first tells what to do.
+    # A misspelt required key is both unknown and missing; only the first error tells what to do.
     entry = next((entry for entry in entries if entry["type"] == "extra_forbidden"), entries[0])
     location = tuple(str(part) for part in entry["loc"])
     cause = entry.get("ctx", {}).get("error")

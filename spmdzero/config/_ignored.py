@@ -1,4 +1,4 @@
-"""Keys that DeepSpeed doesn't know and trains without a word about: comments, old names, slips."""
+"""Keys that DeepSpeed doesn't know and silently ignores: comments, old names, misspellings."""
 
 import logging
 from collections.abc import Mapping, Set
@@ -27,16 +27,16 @@ IGNORING = [
     "timers",
     "torch_autocast",
 ]
-"""The sections that DeepSpeed reads key by key, so that it never sees one that it doesn't know.
+"""The sections that DeepSpeed reads key by key, so that it never sees an unknown key.
 
-Of the others it makes a pydantic model without extra keys (runtime/config_utils.py).
+DeepSpeed reads other sections as pydantic models without extra keys (runtime/config_utils.py).
 """
 
 _OLD = {"fp32_allreduce": "communication_data_type"}
 
 
 def ignore_unknown(config: dict[str, Any]) -> None:
-    """Takes out, in place, what DeepSpeed doesn't know and ignores; each is said once."""
+    """Removes, in place, keys that DeepSpeed doesn't know and ignores; logs each key once."""
     top = known_names("")
     for name in [name for name in config if name not in top]:
         del config[name]
@@ -63,11 +63,11 @@ def known_names(section: str) -> Set[str]:
 
 def _resembled(name: str, known: Set[str]) -> str:
     if "comment" in name.lower() or not name[:1].isalpha():
-        # Else "_comment" would resemble "comet".
+        # Otherwise "_comment" would resemble "comet".
         return ""
     if name in _OLD:
         return did_you_mean(_OLD[name], known)
-    # "stage" or "loss_scale" at the top is a key of a section that stands in the wrong place.
+    # "stage" or "loss_scale" at the top level is a section's key in the wrong place.
     homes = [at for at, model in SECTIONS.items() if at and name in model.json_keys()]
     if len(homes) == 1:
         return f"Did you mean {f'{homes[0]}.{name}'!r}?"

@@ -1,8 +1,8 @@
-"""DeepSpeed's keys that change nothing under SPMD, and those that DeepSpeed itself removed."""
+"""DeepSpeed's keys that have no effect under SPMD, and keys that DeepSpeed itself removed."""
 
 from spmdzero._names import dotted
 
-# Reason -> the keys that it is about, as `dotted` reads them.
+# Reason -> the keys with this reason, as `dotted` reads them.
 _REASONS = {
     "the compiler lays activations out in memory": (
         "activation_checkpointing: contiguous_memory_optimization number_checkpoints"
@@ -13,9 +13,20 @@ _REASONS = {
     "recomputation is inside one compiled program": (
         "activation_checkpointing: profile synchronize_checkpoint_boundary"
     ),
-    "it concerns offloading, which spmdzero doesn't do": """
-        zero_force_ds_cpu_optimizer aio: block_size intra_op_parallelism overlap_events
-        queue_depth single_submit use_gds zero_optimization: cpu_offload_use_pin_memory
+    "it concerns NVMe, which no program of the devices reads": """
+        aio: block_size intra_op_parallelism overlap_events queue_depth single_submit use_gds
+        zero_optimization.offload_optimizer: buffer_count fast_init nvme_path pipeline_read
+        pipeline_write zero_optimization.offload_param: buffer_count buffer_size max_in_cpu
+        nvme_path
+    """,
+    "the devices update, whatever rests on the host, and no processor of the host does": """
+        zero_force_ds_cpu_optimizer zero_optimization.offload_optimizer: cpuadam_cores_perc
+        super_offload
+    """,
+    "host memory that a program of the devices reads is always pinned": """
+        zero_optimization: cpu_offload_use_pin_memory
+        zero_optimization.offload_optimizer: pin_memory
+        zero_optimization.offload_param: pin_memory
     """,
     "the compiler schedules each collective, there are no communication buckets": """
         allgather_size zero_optimization: allgather_bucket_size allgather_partitions
@@ -52,7 +63,9 @@ _REASONS = {
         stage3_max_reuse_distance stage3_prefetch_bucket_size
         stage3_use_all_reduce_for_fetch_params
     """,
-    "DeepSpeed reads it only while it offloads": "zero_optimization: ignore_unused_parameters",
+    "a parameter without a gradient counts as one whose gradient is zero": (
+        "zero_optimization: ignore_unused_parameters"
+    ),
     "masters are always loaded in fp32": "zero_optimization: load_from_fp32_weights",
     "the compiler overlaps communication with computation by itself": (
         "zero_optimization: overlap_comm"
@@ -62,7 +75,9 @@ _REASONS = {
         "the sharding plan decides which collective reduces; "
         "false only permits prescaling at stage 2"
     ): ("zero_optimization: reduce_scatter"),
-    "it spreads copies to the host, of which none are": "zero_optimization: round_robin_gradients",
+    "it spreads copies of gradients to the host, of which none are": (
+        "zero_optimization: round_robin_gradients"
+    ),
     "a saved model is always whole: it is read from the shards": (
         "zero_optimization: stage3_gather_16bit_weights_on_model_save"
     ),
@@ -71,7 +86,7 @@ _REASONS = {
 NO_MEANING: dict[str, str] = dict(
     sorted((key, reason) for reason, keys in _REASONS.items() for key in dotted(keys))
 )
-"""Keys that are accepted and change nothing under SPMD, with the reason for each."""
+"""Key that is accepted and has no effect under SPMD -> the reason."""
 
 REMOVED: dict[str, str] = {
     "amp": "DeepSpeed removed Apex AMP in 0.19.8",
@@ -93,4 +108,4 @@ REMOVED: dict[str, str] = {
     "zero_optimization.mics_shard_size": "DeepSpeed removed MiCS in 0.19.8",
     "zero_optimization.zeropp_loco_param": "DeepSpeed removed LoCo-ZeRO++ in 0.19.8",
 }
-"""Keys that DeepSpeed 0.19.8 refuses, with its reason; accepted while they are off."""
+"""Key that DeepSpeed 0.19.8 refuses -> DeepSpeed's reason; accepted while it is off."""

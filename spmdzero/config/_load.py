@@ -1,4 +1,4 @@
-"""From a file, a dict or the command line's arguments to a checked config."""
+"""Loads a checked config from a file, a dict or the command line's arguments."""
 
 import copy
 import os
@@ -21,7 +21,7 @@ from spmdzero.config._values import check_values
 def load_config(
     config: str | os.PathLike[str] | dict[str, Any] | None, *, args: object = None
 ) -> SpmdZeroConfig:
-    """The checked config.
+    """Reads and checks a config.
 
     Args:
         config: path of a JSON or Hjson file, the base64 encoding of its text, or its content as
@@ -29,9 +29,9 @@ def load_config(
         args: the parsed command line, for example an argparse.Namespace.
 
     Raises:
-        SpmdZeroConfigError: there is no config or more than one, the file can't be read, or a
-            key can't be honoured. What DeepSpeed ignores, because it doesn't know it, is ignored
-            and said in the log.
+        SpmdZeroConfigError: there is no config or more than one, the file can't be read, or a key
+            can't be honoured. A key that DeepSpeed doesn't know and so ignores is ignored too, and
+            logged.
     """
     given = read(one_of(config, named_by(args)))
     check_values(given)

@@ -42,7 +42,7 @@ class OptimizerConfig(Section):
     Attributes:
         type: the optimizer's name; "Adam" means AdamW unless ``adam_w_mode`` is false.
         params: its parameters as the user wrote them, checked by `load_config`.
-        legacy_fusion: no meaning here, see `NO_MEANING`.
+        legacy_fusion: has no effect, see `NO_MEANING`.
     """
 
     type: Annotated[str, AfterValidator(optimizer_name)]
@@ -66,27 +66,27 @@ class SpmdZeroConfig(Section):
     """A checked config; build it with `load_config`.
 
     Attributes:
-        train_batch_size: samples that one optimizer step consumes on all devices.
-        train_micro_batch_size_per_gpu: samples that one device sees in one forward.
-        gradient_accumulation_steps: micro-batches between two optimizer steps.
-        managed_gradient_accumulation: whether the engine counts micro-batches; else each step()
+        train_batch_size: number of samples that one optimizer step consumes on all devices.
+        train_micro_batch_size_per_gpu: number of samples that one device sees in one forward.
+        gradient_accumulation_steps: number of micro-batches between two optimizer steps.
+        managed_gradient_accumulation: whether the engine counts micro-batches; if not, each step()
             is a gradient accumulation boundary.
-        steps_per_print: optimizer steps between two progress lines, where it is also read whether
-            the replicas agree; None prints none.
+        steps_per_print: number of optimizer steps between two progress lines, at which the engine
+            also reads whether the replicas agree; None prints none.
         gradient_clipping: largest global L2 norm of the gradient; 0 turns clipping off.
-        prescale_gradients: whether gradients are divided by the data-parallel size before they
-            are summed rather than afterwards.
-        gradient_predivide_factor: what gradients are divided by before they are summed, when
-            they aren't prescaled; the rest of the division follows the sum.
+        prescale_gradients: whether gradients are divided by the data-parallel size before they are
+            summed instead of afterwards.
+        gradient_predivide_factor: divisor of gradients before they are summed, if they aren't
+            prescaled; the rest of the division follows the sum.
         gradient_allreduce_op: whether the gradient is the data-parallel mean or the sum.
         communication_data_type: dtype of the collectives; None means the gradient's.
         dataloader_drop_last: whether the loader drops the last incomplete batch.
-        zero_allow_untested_optimizer: whether ZeRO takes an optimizer that DeepSpeed hasn't
+        zero_allow_untested_optimizer: whether ZeRO accepts an optimizer that DeepSpeed hasn't
             tested with it.
         wall_clock_breakdown: whether the time of forward, backward and step is logged.
-        memory_breakdown: whether memory is logged at each of them.
+        memory_breakdown: whether the memory of parameters and states is logged after steps.
         dump_state: whether the config and the engine's state are logged at construction.
-        log_level: level of the logger "spmdzero"; None leaves it.
+        log_level: level of the logger "spmdzero"; None doesn't change it.
         allgather_size, disable_allgather, disable_python_gc, pipeline,
             seq_parallel_communication_data_type, use_data_before_expert_parallelism,
             vocabulary_size, zero_force_ds_cpu_optimizer: see `NO_MEANING`.
@@ -157,4 +157,4 @@ def _sections(model: type[Section], at: str) -> Iterator[tuple[str, type[Section
 
 
 SECTIONS = dict(_sections(SpmdZeroConfig, at=""))
-"""The model of each section, by the section's path."""
+"""Path of a section -> its model."""

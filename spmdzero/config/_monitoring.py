@@ -1,4 +1,4 @@
-"""The sections of what a run reports: monitors, the profiler and the communication log."""
+"""The sections about reports of a run: monitors, the profiler and the communication log."""
 
 from pydantic import Field
 
@@ -38,7 +38,7 @@ class WandbConfig(DeepSpeedSection):
 
 
 class CsvConfig(DeepSpeedSection):
-    """Scalars as CSV files, one for each.
+    """Scalars as CSV files, one file for each scalar.
 
     Attributes:
         enabled: whether scalars are written.
@@ -56,10 +56,10 @@ class FlopsProfilerConfig(DeepSpeedSection):
 
     Attributes:
         enabled: whether a step is profiled.
-        recompute_fwd_factor: no meaning here, see `NO_MEANING`.
+        recompute_fwd_factor: has no effect, see `NO_MEANING`.
         profile_step: the step to profile, from 1.
         module_depth: depth of the modules to list; -1 means the deepest.
-        top_modules: modules to list at each depth.
+        top_modules: number of modules to list at each depth.
         detailed: whether each module is listed.
         output_file: path of the report; None means the log.
     """
@@ -81,7 +81,7 @@ class CommsLoggerConfig(DeepSpeedSection):
         prof_all: whether all operations are logged, or only those of ``prof_ops``.
         prof_ops: names of operations, such as "all_reduce".
         verbose: whether each call is logged besides the summary.
-        debug: no meaning here, see `NO_MEANING`.
+        debug: has no effect, see `NO_MEANING`.
     """
 
     enabled: bool = False

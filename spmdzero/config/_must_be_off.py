@@ -1,4 +1,4 @@
-"""DeepSpeed's keys that are accepted only while they ask for nothing, as a table."""
+"""A table of DeepSpeed's keys that are accepted only while they ask for nothing."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ class OffValue:
 
     Attributes:
         off: the value that asks for nothing, or a tuple of such values; None always does.
-        reason: why another value can't be honoured.
+        reason: why other values can't be honoured.
         fix: what to do instead.
     """
 
@@ -41,18 +41,10 @@ def _names(names: str) -> tuple[str, ...]:
 
 
 _ENABLED = {"enabled": False}
-_NO_OFFLOAD = "optimizer states are sharded over the devices' memory, spmdzero doesn't offload them"
-_NO_PARAM_OFFLOAD = "parameters stay in the devices' memory, spmdzero doesn't offload them"
-_MORE_DEVICES = "Turn it off, and use stage 3 or more devices where memory is short."
 _ONE_PARALLELISM = "spmdzero shards the states of data parallelism and knows no other parallelism"
 _GATHERED = "parameters are gathered in their own dtype, or in autocast's"
 _COLLECTIVES = "collectives run in fp32, bf16 or fp16"
 _COMM_DTYPE = 'Remove the key; "communication_data_type": "bf16" halves what is sent.'
-
-_OFFLOAD_KEYS = _names(
-    "nvme_path buffer_count buffer_size max_in_cpu pin_memory pipeline_read pipeline_write "
-    "fast_init ratio super_offload cpuadam_cores_perc"
-)
 
 _PRECISION: dict[str, OffValue | OffSection] = {
     "data_types.buffer_dtype": OffValue(
@@ -66,21 +58,22 @@ _PRECISION: dict[str, OffValue | OffSection] = {
         fix="Remove the key and convert the buffers of the model.",
     ),
     "fp16.fp16_master_weights_and_grads": OffValue(
-        reason="it is an offloading feature of DeepSpeedCPUAdam, and spmdzero doesn't offload",
-        fix="Write false, which keeps fp32 master weights on the devices.",
+        reason="it trains on fp16 master weights, which only DeepSpeedCPUAdam does",
+        fix='Write false, and "offload_optimizer": {"device": "cpu"} for fp32 masters on the host.',
     ),
 }
 
 _ZERO: dict[str, OffValue | OffSection] = {
-    "cpu_offload": OffValue(reason=_NO_OFFLOAD, fix=_MORE_DEVICES),
-    "cpu_offload_param": OffValue(reason=_NO_PARAM_OFFLOAD, fix=_MORE_DEVICES),
-    "offload_optimizer": OffSection(
-        off={"device": "none"}, idle=_OFFLOAD_KEYS, reason=_NO_OFFLOAD, fix=_MORE_DEVICES
+    "offload_optimizer.ratio": OffValue(
+        off=1,
+        reason="all states rest on the host, or none: no part of them is left on the devices",
+        fix="Write 1; without offload_optimizer all of them rest on the devices.",
     ),
-    "offload_param": OffSection(
-        off={"device": "none"}, idle=_OFFLOAD_KEYS, reason=_NO_PARAM_OFFLOAD, fix=_MORE_DEVICES
+    "zenflow": OffValue(
+        off=None,
+        reason="it updates most weights later than others, with gradients of several steps",
+        fix='Remove it; "offload_optimizer": {"device": "cpu"} updates all at each step.',
     ),
-    "zenflow": OffValue(off=None, reason=_NO_OFFLOAD, fix=_MORE_DEVICES),
     "compute_grad_norm": OffValue(
         off=True,
         reason="the compiled step always has the norm, which costs one scalar reduction",
@@ -196,4 +189,4 @@ OFF_ONLY: dict[str, OffValue | OffSection] = {
     **_PARALLELISM,
     **_FEATURES,
 }
-"""What each key may hold, by its dotted name."""
+"""Dotted name of a key -> the values that it may hold."""

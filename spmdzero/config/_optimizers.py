@@ -1,4 +1,4 @@
-"""The optimizers by name: those that run, with their parameters, and those that are refused."""
+"""The optimizers by name: supported ones with their parameters, and refused ones."""
 
 import inspect
 from typing import Annotated, Any, Literal, NamedTuple
@@ -41,7 +41,7 @@ class _OptimizerParams(_Params):
 
 
 class AdamParams(_OptimizerParams):
-    """Parameters of Adam and AdamW; ``torch_adam`` picks among implementations, here one."""
+    """Parameters of Adam and AdamW; ``torch_adam`` chooses nothing, as there is one Adam."""
 
     betas: _Betas = (0.9, 0.999)
     eps: Rate = 1e-8
@@ -126,7 +126,7 @@ class LambParams(_OptimizerParams):
 
 
 class MuonParams(_Params):
-    """Parameters of Muon and of the Adam that trains what is no matrix."""
+    """Parameters of Muon and of the Adam that trains parameters that are no matrices."""
 
     lr: Rate | None = None
     muon_lr: Rate | None = None
@@ -160,7 +160,7 @@ OPTIMIZERS: dict[str, type[Section]] = {
     "Lamb": LambParams,
     "Muon": MuonParams,
 }
-"""DeepSpeed's optimizers of this release and the parameters of each."""
+"""Name of an optimizer of DeepSpeed 0.19.8 -> its parameters."""
 
 
 class Refusal(NamedTuple):
@@ -175,8 +175,9 @@ _COMPRESSED = Refusal(
     "Use Adam or Lamb; a bf16 run already sends half the bytes.",
 )
 _ON_THE_HOST = Refusal(
-    "the optimizer state is sharded over the devices' memory and never on the host",
-    "Use the optimizer of the same name without CPU, at ZeRO stage 1 or 2.",
+    "it is a class of DeepSpeed's, which its configs call by the name without DeepSpeedCPU",
+    'Write "AdamW" (or "Adam", "Adagrad", "Lion"); "offload_optimizer": {"device": "cpu"} in '
+    "zero_optimization has its states rest on the host.",
 )
 _FUSED = Refusal(
     "it is a class of DeepSpeed's, which its configs call by the name without Fused",
@@ -219,17 +220,17 @@ REFUSED_OPTIMIZERS: dict[str, Refusal] = {
         'Name Muon in the config: "optimizer": {"type": "Muon"}; its other parameters get Adam.',
     ),
 }
-"""Name, lower case -> why not. ``torch.optim.muon`` is torch's class; "Muon" is DeepSpeed's."""
+"""Lower-case name -> refusal. ``torch.optim.muon`` is torch's class; "Muon" is DeepSpeed's."""
 
 
 def optimizer_params(name: str) -> type[Section]:
-    """The parameters of an optimizer whose name `optimizer_name` has returned."""
+    """The parameters of an optimizer by its canonical name, see `optimizer_name`."""
     found = OPTIMIZERS.get(name)
     return found or class_parameters(_of_torch()[name], without="params")
 
 
 def optimizer_name(name: str) -> str:
-    """The canonical spelling of an optimizer's name; DeepSpeed reads its own in any case."""
+    """The canonical spelling of an optimizer's name; DeepSpeed's names may have any case."""
     canonical = {known.lower(): known for known in OPTIMIZERS}.get(name.lower())
     if canonical:
         return canonical
@@ -239,7 +240,7 @@ def optimizer_name(name: str) -> str:
     of_torch = _of_torch()
     if name in of_torch:
         return name
-    # Not one that would be refused next.
+    # A suggestion must not be a refused name.
     usable = [known for known in of_torch if known.lower() not in REFUSED_OPTIMIZERS]
     near = did_you_mean(name, [*OPTIMIZERS, *usable])
     raise RefusedValueError(
@@ -249,7 +250,7 @@ def optimizer_name(name: str) -> str:
 
 
 def _of_torch() -> dict[str, type]:
-    # Here: a config without a class of torch's is read without torch.
+    # Imported here, so that a config without a class of torch is read without torch.
     from torch import optim
 
     base = optim.Optimizer

@@ -1,4 +1,4 @@
-"""Parameters of optimizers and schedules: the one check of their names, types and ranges."""
+"""Checks the names, types and ranges of parameters of optimizers and schedules."""
 
 import inspect
 from collections.abc import Mapping
@@ -11,17 +11,17 @@ from spmdzero.config._types import Section
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a number; a boolean is none."""
+    """Whether a value is a number; a boolean is not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_params(model: type[Section], params: Mapping[str, Any], *, at: str) -> None:
-    """Returns if `model` takes the parameters.
+    """Returns if `model` accepts the parameters.
 
     Args:
-        model: of `OPTIMIZERS`, of `SCHEDULES`, or a `class_parameters`.
+        model: a value of `OPTIMIZERS` or `SCHEDULES`, or a result of `class_parameters`.
         params: name -> value.
-        at: what the message calls them, ``"optimizer.params"`` or ``"scheduler.params"``.
+        at: path of the parameters in messages, ``"optimizer.params"`` or ``"scheduler.params"``.
 
     Raises:
         SpmdZeroConfigError: an unknown name, a missing one, or a value of the wrong type or range.
@@ -30,7 +30,7 @@ def check_params(model: type[Section], params: Mapping[str, Any], *, at: str) ->
 
 
 def class_parameters(cls: type, *, without: str) -> type[Section]:
-    """The arguments of torch's class `cls` by name only: torch checks the values."""
+    """A section with the argument names of torch's class `cls`; torch checks the values."""
     fields: dict[str, Any] = {
         parameter.name: (Any, ... if parameter.default is parameter.empty else parameter.default)
         for parameter in inspect.signature(cls).parameters.values()

@@ -14,9 +14,9 @@ class Bf16Config(DeepSpeedSection):
     Attributes:
         enabled: whether parameters are bf16.
         check_grad_overflow: whether a step with a non-finite gradient is skipped.
-        immediate_grad_update: no meaning here, see `NO_MEANING`.
-        bf16_master_weights_and_grads: whether master weights are bf16; only together with
-            ``bf16_optimizer_states``, because with fp32 states DeepSpeed asks for CPU offload.
+        immediate_grad_update: has no effect, see `NO_MEANING`.
+        bf16_master_weights_and_grads: whether master weights are bf16; allowed only with
+            ``bf16_optimizer_states``, as in DeepSpeed without its CPU Adam.
         bf16_optimizer_states: whether the optimizer's states are bf16 too.
     """
 
@@ -37,8 +37,8 @@ class Bf16Config(DeepSpeedSection):
             )
         if masters and not states:
             raise RefusedValueError(
-                "bf16 master weights beside fp32 optimizer states are an offloading feature of "
-                "DeepSpeedCPUAdam, and spmdzero doesn't offload",
+                "bf16 master weights beside fp32 optimizer states are what only "
+                "DeepSpeedCPUAdam trains on",
                 fix='Write "bf16_optimizer_states": true beside it, or false here.',
                 at=("bf16_master_weights_and_grads",),
             )
@@ -53,14 +53,14 @@ class Fp16Config(DeepSpeedSection):
     Attributes:
         enabled: whether parameters are fp16.
         auto_cast: whether floating inputs of forward are cast to fp16.
-        loss_scale: the scale; 0 means a dynamic one.
+        loss_scale: the loss scale; 0 means a dynamic one.
         initial_scale_power: a dynamic scale starts at 2 to this power.
-        loss_scale_window: steps without overflow after which a dynamic scale doubles.
-        hysteresis: the overflow since the last refill that first halves a dynamic scale; without
-            ZeRO each one does.
+        loss_scale_window: number of steps without overflow after which a dynamic scale doubles.
+        hysteresis: number of overflows since the last refill at which a dynamic scale is first
+            halved; without ZeRO each overflow halves it.
         consecutive_hysteresis: whether each step without overflow refills the hysteresis.
-        min_loss_scale: the least dynamic scale; under ZeRO an overflow there is an error.
-        fp16_master_weights_and_grads: always false, `load_config` refuses it.
+        min_loss_scale: the smallest dynamic scale; under ZeRO an overflow at it is an error.
+        fp16_master_weights_and_grads: always false, as `load_config` refuses true.
     """
 
     enabled: bool = False
@@ -76,7 +76,7 @@ class Fp16Config(DeepSpeedSection):
 
     @model_validator(mode="after")
     def _dynamic_scale_is_possible(self) -> "Fp16Config":
-        # A static scale leaves these unread, and real files keep any value there.
+        # With a static scale these keys are not read, and real files have any value there.
         if self.enabled and not self.loss_scale:
             for name in ("loss_scale_window", "min_loss_scale"):
                 if not getattr(self, name):
@@ -89,11 +89,11 @@ class Fp16Config(DeepSpeedSection):
 
 
 class TorchAutocastConfig(DeepSpeedSection):
-    """Forward under torch.autocast, over fp32 parameters.
+    """The forward under torch.autocast, with fp32 parameters.
 
     Attributes:
         enabled: whether forward runs under torch.autocast.
-        dtype: what autocast computes in; None means the device's default.
+        dtype: dtype in which autocast computes; None means the device's default.
         lower_precision_safe_modules: paths of module classes whose gradients are reduced in
             ``dtype``, such as "torch.nn.modules.linear.Linear"; None means linear layers and
             convolutions.
@@ -109,7 +109,7 @@ class DataTypesConfig(DeepSpeedSection):
 
     Attributes:
         grad_accum_dtype: dtype of the gradient accumulator; None means the parameter's.
-        param_dtype: the parameters' dtype; only the one that the bf16 and fp16 sections choose.
+        param_dtype: the parameters' dtype, which must be the one of the bf16 and fp16 sections.
     """
 
     grad_accum_dtype: Dtype | None = None

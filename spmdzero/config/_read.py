@@ -1,4 +1,4 @@
-"""Finding a config and reading it: a dict, a file in JSON or Hjson, or base64 of one."""
+"""Finds and reads a config: a dict, a file in JSON or Hjson, or the base64 of its text."""
 
 import base64
 import binascii
@@ -19,10 +19,10 @@ _LONGEST_SHOWN = 80
 
 
 def named_by(args: object) -> Any:
-    """What the command line names as the config, None if nothing.
+    """The config that the command line names, or None.
 
     Raises:
-        SpmdZeroConfigError: it names two, one by DeepSpeed's oldest spelling.
+        SpmdZeroConfigError: it names two configs, one by DeepSpeed's oldest spelling.
     """
     named, old = (getattr(args, f"{name}_config", None) for name in ("deepspeed", "deepscale"))
     if old is None:
@@ -32,9 +32,10 @@ def named_by(args: object) -> Any:
 
 
 def old_argument(config: Any, config_params: Any) -> Any:
-    """`initialize(config=..., config_params=...)`: the first, and only without it the second.
+    """Returns `config` of `initialize`, or without it `config_params`.
 
-    So does DeepSpeed (``deepspeed/__init__.py``); one that differs is said once.
+    DeepSpeed does the same (``deepspeed/__init__.py``). If both are given and differ, a warning is
+    logged once.
     """
     if config is None or config_params is None:
         return config_params if config is None else config
@@ -47,10 +48,10 @@ def old_argument(config: Any, config_params: Any) -> Any:
 
 
 def one_of(config: Any, from_args: Any) -> Any:
-    """The config that is given, when it is given once.
+    """The only given config.
 
     Raises:
-        SpmdZeroConfigError: there is none, or two different ones.
+        SpmdZeroConfigError: there is no config, or there are two different ones.
     """
     if config is None and from_args is None:
         raise SpmdZeroConfigError(
@@ -76,15 +77,15 @@ def _comparable(config: Any) -> Any:
 
 
 def read(config: Any) -> dict[str, Any]:
-    """The content of a config, as DeepSpeed's runtime/config.py finds it.
+    """The content of a config, found as in DeepSpeed's runtime/config.py.
 
     Args:
         config: a dict, which is returned as it is; the path of a file in JSON or Hjson; or the
             base64 encoding of such a file's text.
 
     Raises:
-        SpmdZeroConfigError: there is no such file, it can't be read, it is malformed, a key
-            stands twice in one object, or the top level is no object.
+        SpmdZeroConfigError: there is no such file, it can't be read, it is malformed, a key occurs
+            twice in one object, or the top level is no object.
     """
     if isinstance(config, dict):
         return config
@@ -113,7 +114,7 @@ def read(config: Any) -> dict[str, Any]:
 
 
 def _decoded(config: object) -> str | None:
-    """The text that the string encodes; None if it is no base64 of an object's text."""
+    """The text that a string encodes, or None if the string is no base64 of an object's text."""
     if not isinstance(config, str):
         return None
     # urlsafe_b64encode and b64encode differ in two characters.
@@ -122,7 +123,7 @@ def _decoded(config: object) -> str | None:
         text = base64.b64decode(plain, validate=True).decode("utf-8")
     except (binascii.Error, ValueError):
         return None
-    # A path made of base64's letters decodes too, but hardly to text of this kind.
+    # A path made of base64's letters can be decoded too, but hardly to text with these marks.
     return text if any(mark in text for mark in "{:") else None
 
 
@@ -149,7 +150,7 @@ def _parsed(text: str, *, name: str) -> Any:
     if not text.strip():
         raise _malformed("", name=name, cause="it is empty")
     try:
-        # Hjson would read Infinity and NaN as strings.
+        # JSON is tried first, as Hjson would read Infinity and NaN as strings.
         return json.loads(text, object_pairs_hook=_without_duplicates)
     except SpmdZeroConfigError:
         raise
@@ -167,7 +168,8 @@ def _parsed_hjson(text: str, *, name: str, as_json: json.JSONDecodeError | None 
     except hjson.HjsonDecodeError as error:
         causes = [_place(error)]
         if as_json is not None:
-            # JSON comes first: most files mean to be JSON, and Hjson reads on where JSON stops.
+            # JSON's error comes first: most files are meant as JSON, and Hjson fails later in the
+            # file.
             causes.insert(0, f"as JSON {_place(as_json)}")
             causes[1] = f"as Hjson {causes[1]}"
         lines, number = text.splitlines(), (as_json or error).lineno

@@ -1,4 +1,4 @@
-"""The learning-rate schedules by name, with the parameters of each."""
+"""The learning-rate schedules by name, with their parameters."""
 
 import inspect
 import math
@@ -25,7 +25,7 @@ def _rates(value: object) -> object:
 _Rates = Annotated[Any, AfterValidator(_rates)]
 
 
-# DeepSpeed's schedules want a true int here, unlike its bucket sizes.
+# DeepSpeed's schedules require a true int here, unlike its bucket sizes.
 _Steps = Annotated[int, Field(gt=0)]
 _Above0 = Annotated[float, Field(gt=0)]
 
@@ -93,17 +93,17 @@ SCHEDULES: dict[str, type[Section]] = {
     "OneCycle": OneCycleParams,
     "LRRangeTest": LRRangeTestParams,
 }
-"""DeepSpeed's own schedules of this release and the parameters of each."""
+"""Name of a schedule of DeepSpeed 0.19.8 -> its parameters."""
 
 
 def schedule_params(name: str) -> type[Section]:
-    """The parameters of a schedule whose name `schedule_name` has returned."""
+    """The parameters of a schedule by its checked name, see `schedule_name`."""
     found = SCHEDULES.get(name)
     return found or class_parameters(_of_torch()[name], without="optimizer")
 
 
 def schedule_name(name: str) -> str:
-    """The name, if DeepSpeed or torch has a schedule of that name; case counts, as in DeepSpeed."""
+    """Returns `name` if DeepSpeed or torch has such a schedule; case counts, as in DeepSpeed."""
     if name in SCHEDULES:
         return name
     of_torch = _of_torch()
@@ -117,7 +117,7 @@ def schedule_name(name: str) -> str:
 
 
 def _of_torch() -> dict[str, type]:
-    # Here: a config without a class of torch's is read without torch.
+    # Imported here, so that a config without a class of torch is read without torch.
     from torch.optim import lr_scheduler
 
     base = lr_scheduler.LRScheduler

@@ -1,4 +1,4 @@
-"""Reading DeepSpeed's whole vocabulary, so that the models see only what spmdzero honours."""
+"""Removes DeepSpeed's other keys, so that the models see only keys that spmdzero honours."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,10 +12,10 @@ from spmdzero.errors import SpmdZeroConfigError
 
 
 def screen(config: dict[str, Any]) -> None:
-    """Takes out, in place, the keys that the models don't know because they ask for nothing.
+    """Removes, in place, keys that the models don't know and that ask for nothing.
 
     Raises:
-        SpmdZeroConfigError: a key asks for what spmdzero doesn't do.
+        SpmdZeroConfigError: a key asks for something that spmdzero doesn't do.
     """
     for key, reason in REMOVED.items():
         holder, name = holder_of(config, key)
@@ -33,7 +33,7 @@ def screen(config: dict[str, Any]) -> None:
 
 
 def keys_without_meaning(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The dotted names of the given keys that change nothing."""
+    """The dotted names of the given keys that have no effect."""
     return tuple(key for key in NO_MEANING if holder_of(config, key)[0] is not None)
 
 
@@ -44,7 +44,7 @@ def off_names(section: str) -> set[str]:
 
 
 def _check_removed(value: object, *, key: str, reason: str) -> None:
-    # A section without "enabled" is off only when it is empty.
+    # A section without "enabled" is off only if it is empty.
     section = isinstance(value, Mapping) and value
     off = flag(value.get("enabled")) is False if section else not value
     if not off:
@@ -74,5 +74,5 @@ def _asks_nothing(value: object, *, off: object) -> bool:
         value = flag(value)
     if isinstance(value, str) and isinstance(off, str):
         return value.lower() == off.lower()
-    # In Python True equals 1, in a config it doesn't.
+    # In Python True equals 1, but not in a config.
     return value is None or (isinstance(value, bool) == isinstance(off, bool) and value == off)

@@ -12,7 +12,7 @@ BackendName = Literal["auto", "torch_xla", "jax"]
 RecomputePolicy = Literal["nothing", "dots", "everything"]
 OutputRule = Literal["batch", "mean", "sum", "agree", "stack"]
 
-# Key -> the values that a global forward can do with, and what else happens in the region only.
+# Key -> the values that a global forward allows, and the reason for refusing other values.
 _NEEDS_THE_REGION: dict[str, tuple[tuple[object, ...], str]] = {
     "reduction": (("annotated", "auto"), "explicit reduction happens in the replica region"),
     "attention": (("plain", "auto"), "kernels run in the replica region"),
@@ -23,43 +23,44 @@ _NEEDS_THE_REGION: dict[str, tuple[tuple[object, ...], str]] = {
 
 
 class SpmdConfig(Section):
-    """What DeepSpeed has no key for.
+    """spmdzero's own settings, for which DeepSpeed has no keys.
 
     Attributes:
-        backend: what traces and compiles: "torch_xla", "jax", or what the environment variable
-            SPMDZERO_BACKEND says, else torch_xla where it is installed and JAX where it isn't
-            ("auto"). A process has one.
-        mesh: devices on each mesh axis, "data" before "fsdp"; -1 takes the devices that are left.
+        backend: the backend that traces and compiles: "torch_xla", "jax", or the value of the
+            environment variable SPMDZERO_BACKEND, else torch_xla if it is installed and JAX if not
+            ("auto"). A process has one backend.
+        mesh: number of devices on each mesh axis, "data" before "fsdp"; -1 takes the remaining
+            devices.
         forward: "region" runs the module on each replica's rows, "global" on the global batch.
-        reduction: who reduces a gradient: the compiler ("annotated"), a call in the replica
-            region ("explicit"), or whichever keeps a reduce-scatter ("auto").
+        reduction: how a gradient is reduced: by the compiler ("annotated"), by a call in the
+            replica region ("explicit"), or by the one of both that keeps a reduce-scatter ("auto").
         batch_dim: the tensor dim of the batch, for all inputs or by an input's name.
         outputs: how an output leaves the region, by its dotted path such as "attentions.0".
-        attention: who computes `scaled_dot_product_attention` in the region: a kernel ("kernel",
-            interpreted off the TPU, slowly), plain products ("plain"), or a kernel in programs
-            for TPUs ("auto").
+        attention: how `scaled_dot_product_attention` is computed in the region: by a kernel
+            ("kernel", which is interpreted slowly off the TPU), by plain products ("plain"), or by
+            a kernel in programs for TPUs ("auto").
         fused_loss: whether transformers' causal language models train without logits: their loss
             comes from hidden states, chunk by chunk, and their output has no logits.
-        recompute: what backward computes again instead of keeping it, of equal blocks that follow
-            each other in a ModuleList or Sequential: "nothing"; "everything", which keeps a
-            block's inputs; "dots", which keeps also what matrix products, convolutions and
-            attention kernels return, and computes all else again. Or an object of these by module
-            name, in which * is anything but a dot.
+        recompute: which values of equal blocks that follow each other in a ModuleList or Sequential
+            backward computes again instead of keeping them: "nothing"; "everything", which keeps a
+            block's inputs; "dots", which keeps also the results of matrix products, convolutions
+            and attention kernels. Or an object of these by module name, in which * is anything but
+            a dot.
         min_shard_elements: tensors with fewer elements are replicated.
-        xla_flags: the TPU compiler flags with a measured effect on this generation's collectives:
-            those of the chip that is here, or that is explained ("auto"), of another, or none.
-        compile_cache: a folder for compiled programs, which later processes read; "" keeps none.
-            Without effect on torch_xla's CPU, whose programs can't be read back.
+        xla_flags: the TPU compiler flags with a measured effect on a generation's collectives:
+            those of the present or explained chip ("auto"), of a named generation, or none.
+        compile_cache: a folder for compiled programs, which later processes read; "" keeps none. It
+            has no effect on torch_xla's CPU, whose programs can't be read back.
         check_finite: whether a non-finite loss or gradient raises before the update; under a
             dynamic loss scale, whose overflows are expected, only a loss.
         capture: whether `engine.train_batch` replays its compiled programs, without tracing them
-            again, once it has seen that they stay the same, and the three calls put into a step
-            what they traced before.
+            again, once it has seen that they stay the same, and the three calls reuse their earlier
+            traces.
         scan: whether four or more equal blocks of a ModuleList or Sequential are compiled once, as
             a loop: "auto" does so in programs for TPUs, "on" on any device.
-        broadcast: whether the first host's parameters and buffers become those of all; else hosts
-            that hold different values are refused.
-        timeout: seconds in which each host must give a sign of life; the others end without it.
+        broadcast: whether all hosts take the first host's parameters and buffers; if not, hosts
+            with different values are refused.
+        timeout: seconds in which each host must give a sign of life; without it the others end.
     """
 
     backend: BackendName = "auto"
@@ -94,7 +95,7 @@ class SpmdConfig(Section):
             )
         return {axis: mesh[axis] for axis in ("data", "fsdp") if axis in mesh}
 
-    # A union would put the name of its branch into the error's key.
+    # With mode="plain", as a union would put the name of its branch into the error's key.
     @field_validator("batch_dim", mode="plain")
     @classmethod
     def _dims(cls, batch_dim: object) -> object:
@@ -106,7 +107,7 @@ class SpmdConfig(Section):
             )
         return batch_dim
 
-    # As above.
+    # With mode="plain" for the same reason.
     @field_validator("recompute", mode="plain")
     @classmethod
     def _policies(cls, recompute: object) -> object:
@@ -138,7 +139,7 @@ class SpmdConfig(Section):
 
 
 def backend_of(config: Mapping[str, Any]) -> BackendName:
-    """The backend that a config names before it is checked; a name that is none waits for that."""
+    """The backend in an unchecked config; a wrong name counts as "auto" until the check."""
     section = config.get("spmd")
     name = section.get("backend", "auto") if isinstance(section, Mapping) else "auto"
     return name if name in get_args(BackendName) else "auto"

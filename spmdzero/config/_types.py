@@ -1,4 +1,4 @@
-"""The base of every section, and the number types that a config may hold."""
+"""The base class of every section, and the number types of a config."""
 
 import inspect
 import types
@@ -22,28 +22,28 @@ class Section(BaseModel):
         if bool in found:
             return flag(value)
         if isinstance(value, bool) and found & {int, float}:
-            # Python's True equals 1, and a section that coerces would take it.
+            # Python's True equals 1, and a coercing section would accept it.
             raise PydanticCustomError("int_type" if int in found else "float_type", "a number")
         return value
 
     @classmethod
     def json_keys(cls) -> dict[str, str]:
-        """The keys as JSON writes them -> the attributes: ``async`` is no name in Python."""
+        """Key in JSON -> attribute: ``async`` can't be a name in Python."""
         return {field.alias or name: name for name, field in cls.model_fields.items()}
 
 
 class DeepSpeedSection(Section):
     """A section that DeepSpeed reads with pydantic, which coerces: "3" is 3 and "false" is false.
 
-    Not so the top level, `optimizer.params` and `scheduler.params`, whose values DeepSpeed takes as
-    they are (runtime/config_utils.py).
+    DeepSpeed doesn't coerce the top level, `optimizer.params` and `scheduler.params`
+    (runtime/config_utils.py).
     """
 
     model_config = ConfigDict(strict=False)
 
 
 def kinds(annotation: Any) -> set[Any]:
-    """The types that a field may hold: `int | None` is both."""
+    """The types that a field may hold, for example two for `int | None`."""
     if get_origin(annotation) is Annotated:
         return kinds(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
@@ -57,7 +57,7 @@ def is_section(kind: Any) -> bool:
 
 
 def flag(value: object) -> object:
-    """The value, as a boolean if it is 0 or 1, as old files have it."""
+    """The value, as a boolean if it is 0 or 1, as in old files."""
     return bool(value) if type(value) is int and value in (0, 1) else value
 
 
@@ -98,4 +98,4 @@ Rate = Annotated[float, Field(ge=0)]
 """A finite number from 0."""
 
 Dtype = Annotated[Literal["fp32", "fp16", "bf16"], BeforeValidator(_canonical_dtype)]
-"""A floating dtype by one of DeepSpeed's names (its ``DtypeEnum``), in any case."""
+"""A floating dtype under one of DeepSpeed's names (its ``DtypeEnum``), in any case."""

@@ -1,12 +1,12 @@
-"""Whether a config holds only what a JSON file can hold, at any depth."""
+"""Checks that a config holds only values that a JSON file can hold, at any depth."""
 
 from typing import Any
 
 from spmdzero.errors import SpmdZeroConfigError
 
-# Deeper than any real config, and far from Python's recursion limit.
+# Largest depth: more than any real config has, and far from Python's recursion limit.
 _MAX_DEPTH = 50
-# Python refuses to print integers of more than 4300 digits, and no setting is that large.
+# Largest integer: Python refuses to print more than 4300 digits, and no setting is that large.
 _MAX_BITS = 2048
 
 
@@ -14,9 +14,9 @@ def check_values(config: dict[str, Any]) -> None:
     """Returns if the config is made of JSON values (tuples count as lists).
 
     Raises:
-        SpmdZeroConfigError: a key is not a string, a value is of another type, an integer has
-            more than 2048 bits, or the config is nested more than 50 deep, as one that contains
-            itself is.
+        SpmdZeroConfigError: a key is not a string, a value is no JSON value, an integer has more
+            than 2048 bits, or the config is nested more than 50 deep, for example because it
+            contains itself.
     """
     pending: list[tuple[str, Any, int]] = [("", config, 0)]
     while pending:

@@ -1,4 +1,4 @@
-"""The sections that change nothing under SPMD; `NO_MEANING` tells why, key by key."""
+"""The sections that have no effect under SPMD; `NO_MEANING` tells why, key by key."""
 
 from spmdzero.config._types import DeepSpeedSection, Natural
 
@@ -6,7 +6,7 @@ from spmdzero.config._types import DeepSpeedSection, Natural
 class ActivationCheckpointingConfig(DeepSpeedSection):
     """Where DeepSpeed keeps checkpointed activations; here the compiler decides.
 
-    What is recomputed is the model's choice. `NO_MEANING` tells why no key has an effect, and
+    The model chooses what is recomputed. `NO_MEANING` tells why no key has an effect, and
     ``cpu_checkpointing`` is refused unless it is false.
     """
 
@@ -19,7 +19,7 @@ class ActivationCheckpointingConfig(DeepSpeedSection):
 
 
 class AioConfig(DeepSpeedSection):
-    """DeepSpeed's asynchronous reads and writes of offloaded tensors."""
+    """DeepSpeed's asynchronous reads and writes of NVMe."""
 
     block_size: Natural = 1_048_576
     queue_depth: Natural = 8

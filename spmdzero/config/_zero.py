@@ -1,30 +1,83 @@
 """The section ``zero_optimization``."""
 
 import sys
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from spmdzero.config._errors import RefusedValueError
-from spmdzero.config._types import DeepSpeedSection, Natural
+from spmdzero.config._types import DeepSpeedSection, Natural, lower
+
+
+def _no_disk(device: str) -> str:
+    if device == "nvme":
+        raise RefusedValueError(
+            "no program of the devices reads a disk",
+            fix='Write "cpu", which is host memory, or use stage 3 and more devices.',
+        )
+    return device
+
+
+_Device = Annotated[
+    Literal["none", "cpu", "nvme"], BeforeValidator(lower), AfterValidator(_no_disk)
+]
+_Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class OffloadOptimizerConfig(DeepSpeedSection):
+    """Where master weights and optimizer states rest between steps; other keys have no effect.
+
+    Attributes:
+        device: "cpu" for host memory, if the backend and the devices support it.
+    """
+
+    device: _Device = "none"
+    nvme_path: str | None = None
+    buffer_count: Natural = 4
+    pin_memory: bool = True
+    pipeline_read: bool = False
+    pipeline_write: bool = False
+    fast_init: bool = False
+    super_offload: bool = False
+    cpuadam_cores_perc: _Share = 0.8
+
+
+class OffloadParamConfig(DeepSpeedSection):
+    """Where the parameters of stage 3 rest between steps; other keys have no effect.
+
+    Attributes:
+        device: "cpu" for host memory, if the backend and the devices support it; it has no effect
+            below stage 3, as in DeepSpeed.
+    """
+
+    device: _Device = "none"
+    nvme_path: str | None = None
+    buffer_count: Natural = 5
+    buffer_size: Natural = 100_000_000
+    max_in_cpu: Natural = 1_000_000_000
+    pin_memory: bool = True
 
 
 class ZeroConfig(DeepSpeedSection):
-    """What ZeRO shards; every other key belongs to a hand-written communication engine.
+    """Which states ZeRO shards; other keys belong to a hand-written communication engine.
 
     Attributes:
-        stage: 0 shards nothing, 1 the optimizer state, 2 the gradient between micro-batches too, 3
-            the parameters, on the JAX backend.
-        stage3_param_persistence_threshold: at stage 3 a parameter of at most so many elements stays
-            whole.
-        stage3_model_persistence_threshold: at stage 3 no more elements than these stay whole, of
-            the parameters in the module's order.
+        stage: 0 shards nothing, 1 the optimizer state, 2 also the gradient between micro-batches, 3
+            also the parameters, on the JAX backend.
+        cpu_offload: an older spelling of ``"offload_optimizer": {"device": "cpu"}``.
+        cpu_offload_param: an older spelling of ``"offload_param": {"device": "cpu"}``.
+        stage3_param_persistence_threshold: at stage 3, parameters with at most this number of
+            elements stay whole.
+        stage3_model_persistence_threshold: largest number of elements that stay whole at stage 3,
+            counted over the parameters in the module's order.
     """
 
     stage: Natural = 0
     allgather_bucket_size: Natural = 500_000_000
     allgather_partitions: bool = True
     contiguous_gradients: bool = True
+    cpu_offload: bool | None = None
+    cpu_offload_param: bool | None = None
     cpu_offload_use_pin_memory: bool | None = None
     elastic_checkpoint: bool = False
     enable_sanity_checks: bool = False
@@ -33,6 +86,8 @@ class ZeroConfig(DeepSpeedSection):
     load_from_fp32_weights: bool = True
     log_trace_cache_warnings: bool = False
     memory_efficient_linear: bool = True
+    offload_optimizer: OffloadOptimizerConfig | None = None
+    offload_param: OffloadParamConfig | None = None
     overlap_comm: bool | None = None
     override_module_apply: bool = True
     parameter_alignment: bool = False

@@ -1,4 +1,4 @@
-"""Which inputs of a forward are batches, by how many rows they have."""
+"""Tells which inputs of a forward are batches, by their numbers of rows."""
 
 import dataclasses
 import logging
@@ -9,7 +9,7 @@ from spmdzero.backend import runtime
 from spmdzero.errors import SpmdZeroUsageError
 
 logger = logging.getLogger("spmdzero")
-# The rows of a whole micro-batch, and the paths of all inputs.
+# Number of rows in a whole micro-batch, and the paths of all inputs.
 _Kind: TypeAlias = tuple[int, tuple[str, ...]]
 
 
@@ -18,7 +18,7 @@ class Rows:
     """An input that may be a batch.
 
     Attributes:
-        path: where it is among the inputs.
+        path: its place among the inputs.
         shape: of the tensor.
         count: its size in the batch dim on this host.
     """
@@ -33,12 +33,12 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batches:
-    """Which inputs of one forward are batches, and how the devices take them.
+    """The inputs of one forward that are batches, and how the devices take them.
 
     Attributes:
-        paths: where they are among the inputs.
-        joined: how many batches of the loader stand in each of them, one after the other.
-        shared: whether each device takes its part of the rows; else it takes all of them.
+        paths: their places among the inputs.
+        joined: number of the loader's batches that stand in each of them, one after the other.
+        shared: whether each device takes its part of the rows; else each takes all of them.
     """
 
     paths: frozenset[str]
@@ -49,30 +49,30 @@ class Batches:
 class BatchRows:
     """Tells batches from other inputs.
 
-    In training a batch has all rows of a micro-batch, or fewer, as the last one of an epoch may:
-    then the inputs are batches that were in the first whole micro-batch with the same inputs. A
-    loader that hands out rows for one device instead of all never had a whole one, so its rows
-    are no short batch. In evaluation a batch may have any number of rows.
+    In training a batch has all rows of a micro-batch, or fewer, as the last one of an epoch may. A
+    short batch is recognised by the inputs that were batches in the first whole micro-batch with
+    the same inputs. A loader that yields the rows of one device instead of all never has a whole
+    batch, so that its rows are no short batch. In evaluation a batch may have any number of rows.
 
     Each device trains on its share of the rows, and loss and gradient are the mean over devices
     of the mean over their rows, as over DeepSpeed's ranks whose loaders end with a short batch.
 
-    With `any_number` a batch may have more rows than a micro-batch, too. Twice as many are taken
-    for two batches that the caller has joined, as chosen and rejected answers are before a reward
-    model: a device gets its part of each, as a rank that had joined its own would have, so that a
-    model may pair them. It is so for all later batches with the same inputs.
+    With `any_number` a batch may also have more rows than a micro-batch. Twice as many count as two
+    batches that the caller has joined, such as chosen and rejected answers before a reward model.
+    A device gets its part of each, so that a model may pair them, like a rank that had joined its
+    own batches. This holds for all later batches with the same inputs.
 
     Args:
         micro_batch: rows that each device works on.
 
     Attributes:
         micro_batch: as given; may be changed.
-        of_process: whether the config counts the rows of this process, as a client's does, rather
-            than those of a device.
-        any_number: whether a batch may have any number of rows, the first too. What the devices
-            can't share equally each of them then has whole.
-        announced: the rows of a short micro-batch that the engine's own loader has just handed
-            out, None if it was a whole one.
+        of_process: whether the config counts the rows of this process, as a client's does, and not
+            those of a device.
+        any_number: whether a batch may have any number of rows, the first one too. If the devices
+            can't share it equally, each takes it whole.
+        announced: number of rows of a short micro-batch that the engine's own loader has just
+            yielded, None if it was a whole one.
     """
 
     def __init__(self, micro_batch: int) -> None:
@@ -81,18 +81,18 @@ class BatchRows:
         self.any_number = False
         self.announced: int | None = None
         self._whole: dict[_Kind, frozenset[str]] = {}
-        # How many batches are joined.
+        # The number of batches that are joined.
         self._joined: dict[_Kind, int] = {}
         self._said: set[int] = set()
 
     @property
     def whole(self) -> int:
-        """Rows of this host in a whole micro-batch."""
+        """Number of this host's rows in a whole micro-batch."""
         return self.micro_batch * runtime.local_device_count()
 
     @property
     def named(self) -> str:
-        """Where the rows of a whole micro-batch come from, as the user wrote them, in a message."""
+        """Text for a message: the factors of a whole micro-batch's rows, as the user wrote them."""
         devices = runtime.local_device_count()
         if self.of_process:
             return (
@@ -102,12 +102,11 @@ class BatchRows:
         return f"train_micro_batch_size_per_gpu ({self.micro_batch}) x {devices} local devices"
 
     def batches(self, inputs: Sequence[Rows], *, training: bool) -> Batches:
-        """Those of `inputs` that are batches.
+        """The inputs that are batches.
 
         Raises:
-            SpmdZeroUsageError: in training, none has the rows of a whole micro-batch or of one
-                that may be short; in evaluation, the first one's rows can't be divided over the
-                devices.
+            SpmdZeroUsageError: in training, no input has the rows of a whole micro-batch or of a
+                short one; in evaluation, the devices can't share the rows of the first one.
         """
         if not inputs:
             return Batches(paths=frozenset())
@@ -138,7 +137,7 @@ class BatchRows:
         return frozenset(item.path for item in known) or _with(first.count, inputs)
 
     def _joined_in(self, kind: _Kind, rows: int, *, training: bool) -> int:
-        """How many batches were joined to one of `rows`; 0 where nobody can say."""
+        """Number of batches that are joined in one of `rows` rows; 0 where it can't be told."""
         joined, rest = divmod(rows, self.whole)
         if training and joined and not rest:
             self._joined.setdefault(kind, joined)
@@ -152,7 +151,7 @@ class BatchRows:
         """Whether the devices share the rows.
 
         Raises:
-            SpmdZeroUsageError: they can't, and each of them can't have all either.
+            SpmdZeroUsageError: they can't, and taking all rows on each device is not possible.
         """
         devices = runtime.local_device_count()
         if joined and item.count % (joined * devices) == 0:

@@ -1,4 +1,4 @@
-"""Which of a module's inputs are batches, and their way to the devices."""
+"""Finds the batches among a module's inputs, and uploads all inputs to the devices."""
 
 import inspect
 import logging
@@ -33,17 +33,17 @@ _SAME_ROWS = (
 
 
 class InputPlacer:
-    """Uploads the inputs of one call: batches as shards, everything else to every device.
+    """Uploads the inputs of one call: batches as shards, all others to every device whole.
 
     Args:
         mesh: the devices.
-        module: whose forward names the positional inputs.
-        rules: which dim of an input is its batch.
+        module: the module whose forward names the positional inputs.
+        rules: says which dim of an input is its batch dim.
         micro_batch: rows that each device works on, `train_micro_batch_size_per_gpu`.
 
     Attributes:
         rules: as given.
-        rows: which inputs are batches.
+        rows: tells which inputs are batches.
         positional: names of the inputs that a call may give by place.
         latest: path, shape and dtype of each input of the latest call.
     """
@@ -56,12 +56,12 @@ class InputPlacer:
         self.latest: tuple[tuple[str, tuple[int, ...], str], ...] = ()
         parameters = inspect.signature(module.forward).parameters.values()
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        strangers = set(rules.input_batch_dims) - {p.name for p in parameters}
-        if strangers and not takes_any:
+        unknown = set(rules.input_batch_dims) - {p.name for p in parameters}
+        if unknown and not takes_any:
             raise SpmdZeroConfigError(
                 key="spmd.batch_dim",
                 value=dict(rules.input_batch_dims),
-                reason=f"forward has no input named {', '.join(sorted(strangers))}",
+                reason=f"forward has no input named {', '.join(sorted(unknown))}",
                 fix=f"Its inputs are: {', '.join(p.name for p in parameters)}.",
             )
         self.positional = [
@@ -71,12 +71,12 @@ class InputPlacer:
     def __call__(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, training: bool
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The inputs as global tensors, wrapped in `Batch` where they are one.
+        """The inputs as global tensors; batches are wrapped in `Batch`.
 
         Raises:
-            HostsDifferError: in the first training batch the hosts' inputs have other shapes.
-            SpmdZeroUsageError: see `BatchRows`, or an input is on another device than the CPU and
-                ours.
+            HostsDifferError: in the first training batch the hosts' inputs have different shapes.
+            SpmdZeroUsageError: see `BatchRows`; or an input is neither on the CPU nor on the
+                engine's devices.
         """
         named = {self._name(i): value for i, value in enumerate(args)} | dict(kwargs)
         if training and not self._compared:
@@ -111,7 +111,7 @@ class InputPlacer:
         return self._mesh.across
 
     def shares(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, training: bool) -> bool:
-        """Whether such a call gives each device its own rows; True without any.
+        """Whether such a call gives each device its own rows; True if no input is a batch.
 
         Raises:
             SpmdZeroUsageError: see `BatchRows`.
@@ -135,7 +135,7 @@ class InputPlacer:
     def cut(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], count: int
     ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """The `count` micro-batches of a batch that holds the rows of all of them, in order.
+        """Splits a batch with the rows of `count` micro-batches into these, in order.
 
         Raises:
             SpmdZeroUsageError: no input has `count x micro_batch x local devices` rows.
@@ -170,13 +170,13 @@ class InputPlacer:
         return self.positional[index] if index < len(self.positional) else f"*{index}"
 
     def batch_dim(self, path: str) -> int:
-        """The dim of the batch of the input at `path`."""
+        """The batch dim of the input at `path`."""
         return self.rules.input_batch_dims.get(path.split(".")[0], self.rules.batch_dim)
 
     def _host_rows(self, tensor: torch.Tensor, dim: int) -> int:
-        """Rows of this host."""
+        """Number of rows of this host."""
         rows = tensor.shape[dim]
-        # Where no tensor on the devices is a host's own, one there holds the rows of all.
+        # If no tensor on the devices is a host's own, each has the rows of all hosts.
         is_own = tensor.device.type == "cpu" or self._mesh.across is not None
         return rows if is_own else rows // runtime.process_count()
 
@@ -186,10 +186,10 @@ class InputPlacer:
             if dim is not None:
                 return to_all_rows(tensor, dim, across)
             if across.is_own(tensor):
-                # As one that is handed over on the CPU.
+                # Treat it as an input on the CPU.
                 tensor = arrays.read(tensor)
         if tensor.device.type != "cpu":
-            # A number's buffer may be that of a number in the program, a view has none yet.
+            # A number may share its buffer with a number in the program; a view has no buffer yet.
             return arrays.fresh(tensor) if not tensor.dim() or tensor._is_view() else tensor
         spec = (None,) * tensor.dim() if dim is None else self._mesh.batch_spec(tensor.dim(), dim)
         return self._mesh.place(tensor, spec)

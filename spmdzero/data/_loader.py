@@ -1,4 +1,4 @@
-"""A loader whose micro-batches are born sharded on the devices, a few ahead of their use."""
+"""A loader whose micro-batches are created as shards on the devices, some ahead of their use."""
 
 import collections
 import functools
@@ -18,25 +18,25 @@ from spmdzero.data._seeds import SeededRows
 from spmdzero.errors import SpmdZeroUsageError
 
 logger = logging.getLogger("spmdzero")
-_AHEAD = 2  # uploads run while a step does; more only costs device memory
+_AHEAD = 2  # uploads run during a step; more would only cost device memory
 
 
 class ZeroDataLoader:
-    """Micro-batches of a dataset, as tensors on the devices, which share their rows.
+    """Micro-batches of a dataset, as tensors on the devices, which share the rows.
 
-    Each replica gets the rows that the DeepSpeed rank of its number would get. Each host loads,
-    and hands out, the rows of its own devices only.
+    Each replica gets the rows that the DeepSpeed rank of its number would get. Each host loads
+    and yields only the rows of its own devices.
 
     Args:
         dataset: map-style, or iterable: then each host's iterator must yield its own part.
         mesh: the devices.
-        placer: the engine's, which is told about a short last micro-batch.
-        steps: how many micro-batches the engine has trained so far.
-        batch_dim: the dim that `collate_fn` makes the batch.
+        placer: that of the engine, which learns here about a short last micro-batch.
+        steps: returns how many micro-batches the engine has trained so far.
+        batch_dim: the batch dim of the tensors that `collate_fn` makes.
         shuffle: a new order for each epoch set by `set_epoch`; map-style datasets only.
         drop_last: leave out the last micro-batch of an epoch when it is short.
-        collate_fn: samples of all local devices' rows -> one batch; torch's default.
-        num_workers: processes that read samples.
+        collate_fn: makes one batch of the samples of all local devices; torch's by default.
+        num_workers: number of processes that read samples.
     """
 
     def __init__(
@@ -70,16 +70,18 @@ class ZeroDataLoader:
             )
             options["batch_sampler"] = self.sampler
             dataset = SeededRows(dataset)
-        # What torch draws for its workers is drawn here, so that a resumed epoch can repeat it.
+        # Seeds for workers are drawn here, where torch would draw them: a resumed epoch repeats
+        # them.
         self._generator = torch.Generator()
         self._loader = DataLoader(dataset, generator=self._generator, **options)
-        # The placer's micro-batch may change, this loader's may not.
+        # The placer's micro-batch may change, but this loader's may not.
         self._all_rows = placer.rows.micro_batch * mesh.replicas
         self._position = LoaderPosition(rows=self._all_rows, steps=steps)
         self._passes, self._said_short = 0, False
+        self._stream: Iterator[Any] | None = None
 
     def __len__(self) -> int:
-        """Global micro-batches in an epoch.
+        """Number of global micro-batches in an epoch.
 
         Raises:
             TypeError: the dataset is iterable and has no length.
@@ -88,13 +90,13 @@ class ZeroDataLoader:
 
     @property
     def epoch(self) -> int:
-        """The epoch in whose order the next iteration is."""
+        """The epoch that determines the order of the next iteration."""
         return self._passes if self.sampler is None else self.sampler.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the order of the epochs that start from now on.
+        """Sets the epoch, and so the order, of iterations that start from now on.
 
-        A resumed epoch ends here unless it is this one.
+        A resumed epoch ends here, unless it is this one.
         """
         if self.sampler is None:
             self._passes = epoch
@@ -102,19 +104,19 @@ class ZeroDataLoader:
             self.sampler.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the latest epoch has come, for `load_state_dict` of a loader of this dataset."""
+        """The position in the latest epoch, for `load_state_dict` of a loader of this dataset."""
         return self._position.state_dict(self.epoch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next iteration the rest of the saved epoch, batch for batch.
 
-        It is a whole epoch where the saved one had ended, or had not begun, and after a
-        `set_epoch` of another one. Saved after the last micro-batch but before the loop ended, the
-        rest is empty.
+        It is a whole epoch if the saved one had ended or not begun, or after `set_epoch` has set
+        another one. If the state was saved after the last micro-batch, but before the loop ended,
+        the rest is empty.
 
-        With another number of rows in a micro-batch it begins at the same sample, or, where no
-        micro-batch does, with up to one micro-batch that was seen already. An iterable dataset is
-        read from its start and what was seen is thrown away.
+        With another number of rows in a micro-batch the rest begins at the same sample, or, if no
+        micro-batch begins there, repeats less than one micro-batch. An iterable dataset is read
+        from its start, and the samples that were seen are thrown away.
 
         Raises:
             SpmdZeroUsageError: the dataset has no such position.
@@ -124,7 +126,7 @@ class ZeroDataLoader:
         self._position.resume(state)
 
     def adapted(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The state of another loader in micro-batches of this one's rows; changes nothing.
+        """Converts another loader's state to micro-batches of this one's size; changes nothing.
 
         Raises:
             SpmdZeroUsageError: the dataset has no such position.
@@ -137,15 +139,15 @@ class ZeroDataLoader:
             length=None if sampler is None else len(sampler),
         )
         if sampler is not None:
-            # Each iteration sets its own start.
+            # This checks the position; each iteration sets its own start.
             sampler.skip(state["handed_out"])
         return state
 
     def endless(self) -> Iterator[Any]:
-        """Micro-batches of one epoch after another, each in its own order.
+        """Yields the micro-batches of one epoch after another, each epoch in its own order.
 
         Raises:
-            SpmdZeroUsageError: the dataset has no micro-batch at all.
+            SpmdZeroUsageError: the dataset has not even one micro-batch.
         """
         while True:
             done = yield from self._iterate()
@@ -155,12 +157,22 @@ class ZeroDataLoader:
                 )
             self.set_epoch(self.epoch + 1)
 
-    def __iter__(self) -> Iterator[Any]:
-        """One epoch, or the rest of a resumed one, read and uploaded a few micro-batches ahead.
+    def stream(self) -> Iterator[Any]:
+        """The endless iteration that `train_batch` reads: the same one at each call."""
+        if self._stream is None:
+            self._stream = self.endless()
+        return self._stream
 
-        In this thread: a dataset that draws random numbers shares torch's CPU generator with the
-        replicas' random numbers, and a thread of its own would make a run unrepeatable.
-        Processes that read ahead are `num_workers`.
+    def end_stream(self) -> None:
+        """Has the next `stream` be a new iteration."""
+        self._stream = None
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields one epoch, or the rest of a resumed one, reading a few micro-batches ahead.
+
+        This runs in the caller's thread: a dataset that draws random numbers shares torch's CPU
+        generator with the replicas, and in a separate thread a run would not be repeatable. Use
+        `num_workers` for processes that read ahead.
         """
         done = yield from self._iterate()
         if done.handed_out == done.start > 0:
@@ -195,7 +207,8 @@ class ZeroDataLoader:
             self.sampler.skip(current.handed_out, seed=current.seed)
             unread = 0
         with warnings.catch_warnings():
-            # JAX warns that a fork may hang if it computes on the devices; workers read samples.
+            # JAX warns that a fork may hang if it computes on the devices; workers only read
+            # samples.
             warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
             batches = iter(self._loader)
         while True:
@@ -211,7 +224,7 @@ class ZeroDataLoader:
 
     def _hand_out(self, ready: "collections.deque[tuple[Any, int]]", current: Pass) -> Any:
         batch, rows = ready.popleft()
-        # It is noted before it is handed out: whoever holds it has it when he saves.
+        # Record it before yielding it: a caller who saves the state then has this batch.
         self._position.hand_out(current)
         self._announce(rows)
         return batch

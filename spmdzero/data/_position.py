@@ -1,4 +1,4 @@
-"""Where a loader is in its epoch, and what it takes to read the rest of it again."""
+"""The position of a loader in its epoch, and the state needed to read the rest again."""
 
 import contextlib
 import logging
@@ -8,30 +8,30 @@ from typing import Any
 
 import torch
 
-from spmdzero.data._generators import host_generators, set_generators
+from spmdzero.data._seeds import host_generators, set_generators
 
 logger = logging.getLogger("spmdzero")
 
 
 class Pass:
-    """One pass over the micro-batches of an epoch, or over the rest of one that was saved.
+    """A pass over the micro-batches of an epoch, or over the rest of a saved one.
 
-    Reading one may draw random numbers. Each that was read ahead is remembered with the states
-    that the generators had before: a resumed pass reads it again with them, and leaves the
-    generators to the training as it finds them.
+    Reading a micro-batch may draw random numbers. For each one that was read ahead, the states of
+    the generators before the reading are kept: a resumed pass reads it again with these states, and
+    leaves the generators to the training as it found them.
 
     Args:
-        epoch: in whose order they come.
+        epoch: determines the order.
         seed: of the epoch, for worker processes.
-        handed_out: micro-batches that the caller has got.
-        ahead: the generators before each that was read but not handed out.
+        handed_out: number of micro-batches that the caller has got.
+        ahead: the generators' states before each micro-batch that was read but not handed out.
 
     Attributes:
         epoch, seed, handed_out: as given.
         start: `handed_out` at the beginning.
-        is_open: it has begun, and was neither finished nor broken off.
-        finished: the caller was told that there are no more.
-        began_at: micro-batches that the engine had trained then; None before it has begun.
+        is_open: whether it has begun, and was neither finished nor broken off.
+        finished: whether the caller was told that there are no more.
+        began_at: number of micro-batches that the engine had trained when it began, else None.
         before: while it is open, the pass that counted before it.
     """
 
@@ -48,10 +48,11 @@ class Pass:
 
     @contextlib.contextmanager
     def reading(self, *, seen: bool) -> Iterator[None]:
-        """Around the reading of one micro-batch.
+        """Context around the reading of one micro-batch.
 
         Args:
-            seen: it was handed out before the epoch was resumed; what it draws has been drawn.
+            seen: whether it was handed out before the epoch was resumed, so that its draws have
+                been made already.
         """
         before = host_generators()
         then = before if seen or not self._again else self._again.popleft()
@@ -64,16 +65,16 @@ class Pass:
             set_generators(before)
 
     def drop(self) -> None:
-        """The one read last is not handed out."""
+        """Drops the micro-batch that was read last."""
         self._ahead.pop()
 
     def hand_out(self) -> None:
-        """The caller gets the one that was read first."""
+        """Counts the micro-batch that was read first as handed out."""
         self._ahead.popleft()
         self.handed_out += 1
 
     def state_dict(self, *, rows: int) -> dict[str, Any]:
-        """What `load` continues from, in micro-batches of so many rows of all devices."""
+        """The state for `load`, in micro-batches of `rows` rows over all devices."""
         return {
             "epoch": self.epoch,
             "rows": rows,
@@ -85,21 +86,21 @@ class Pass:
 
     @classmethod
     def load(cls, state: Mapping[str, Any]) -> "Pass":
-        """The rest of the saved one, still to begin."""
+        """The rest of the saved pass, which hasn't begun."""
         return cls(**{key: state[key] for key in ("epoch", "seed", "handed_out", "ahead")})
 
 
 class LoaderPosition:
-    """Which pass over a loader counts: the one that training has last taken from.
+    """Keeps the pass over a loader that counts: the one from which training took last.
 
-    A pass from which nothing was trained was a look at the data. When it is broken off, the
-    position is what it was before it, and a resumed epoch still goes on where it was saved. One
-    that is broken off after training keeps the position: a run that stops after so many steps,
-    and saves then, goes on with the rest of the epoch.
+    A pass without any training on it was only a look at the data. If it is broken off, the position
+    returns to what it was before, and a resumed epoch still continues where it was saved. A pass
+    that is broken off after training keeps its position: a run that stops after some steps, and
+    then saves, continues with the rest of the epoch.
 
     Args:
         rows: samples in a micro-batch of all devices.
-        steps: how many micro-batches the engine has trained so far.
+        steps: returns how many micro-batches the engine has trained so far.
     """
 
     def __init__(self, *, rows: int, steps: Callable[[], int]) -> None:
@@ -108,7 +109,7 @@ class LoaderPosition:
 
     @contextlib.contextmanager
     def iteration(self, epoch: int) -> Iterator[Pass]:
-        """Around one pass: over the rest of a resumed epoch, if that is `epoch`, else all of it."""
+        """Context of one pass: the rest of a resumed epoch, if that is `epoch`, else all of it."""
         if self._counting is not None and self._counting.is_open:
             # An interrupted cell of a notebook leaves its loop open.
             self._forget_if_unused(self._counting)
@@ -117,7 +118,7 @@ class LoaderPosition:
             current = Pass.load(before.state_dict(rows=self._rows))
             generators = host_generators()
         else:
-            # The seed is from torch's CPU generator, so `torch.manual_seed` repeats it.
+            # The seed comes from torch's CPU generator, so that `torch.manual_seed` repeats it.
             seed = int(torch.empty((), dtype=torch.int64).random_())
             current, generators = Pass(epoch=epoch, seed=seed), {}
         current.is_open, current.began_at, current.before = True, self._steps(), before
@@ -127,25 +128,25 @@ class LoaderPosition:
             current.finished = True
         finally:
             if not current.finished and self._forget_if_unused(current):
-                # The run that was not interrupted has read this later.
+                # A run without the interruption reads this later.
                 set_generators(generators)
             current.is_open, current.before = False, None
 
     def hand_out(self, current: Pass) -> None:
-        """The caller gets the micro-batch of this pass that was read first."""
+        """Counts this pass's first read micro-batch as handed out."""
         current.hand_out()
         self._counting = current
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `state_dict` has given, in micro-batches of the same rows."""
+        """Restores a state of `state_dict`, in micro-batches of the same number of rows."""
         within = state["handed_out"] and not state["finished"]
         self._counting = Pass.load(state) if within else None
 
     def state_dict(self, epoch: int) -> dict[str, Any]:
-        """What `resume` takes.
+        """The state for `resume`.
 
         Args:
-            epoch: in whose order the next pass is.
+            epoch: that of the next pass.
         """
         found = self._counting
         if found is None or not (found.is_open or found.epoch == epoch):
@@ -162,14 +163,14 @@ class LoaderPosition:
 def in_micro_batches_of(
     rows: int, state: Mapping[str, Any], *, samples: int | None, length: int | None
 ) -> dict[str, Any]:
-    """A state of a `LoaderPosition` in micro-batches of `rows` samples.
+    """Converts a state of a `LoaderPosition` to micro-batches of `rows` samples.
 
     Args:
         rows: samples in a micro-batch of all devices.
-        state: the saved one.
-        samples, length: samples and micro-batches in an epoch; None where that is not known.
+        state: the saved state.
+        samples, length: samples and micro-batches in an epoch; None where they are not known.
     """
-    # A checkpoint of before this was noted has not finished.
+    # Older checkpoints lack this entry; their pass has not finished.
     state = {"finished": False, **state}
     if state["rows"] == rows:
         return state

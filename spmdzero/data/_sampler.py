@@ -1,4 +1,4 @@
-"""Which dataset rows this host reads in each global micro-batch."""
+"""Chooses the dataset rows that this host reads for each global micro-batch."""
 
 import math
 from collections.abc import Iterator
@@ -22,17 +22,17 @@ class ReplicaBatchSampler(Sampler[list[int]]):
     `shuffle=False`, runtime/engine.py, `deepspeed_io`). Without `drop_last` the last list is
     shorter, by the same number of rows for every replica.
 
-    The epoch changes only by `set_epoch`: DeepSpeed never calls it, so each pass has one order
-    unless the script does.
+    The epoch changes only by `set_epoch`. DeepSpeed never calls it, so that all passes have one
+    order unless the script does.
 
     Args:
         length: rows of the dataset.
         micro_batch: rows per replica in one micro-batch.
         replicas: replicas of all hosts.
         local_replicas: the replicas of this host, within `range(replicas)`.
-        shuffle: a new order per epoch, the same on all hosts.
+        shuffle: whether each epoch has a new order, the same on all hosts.
         seed: of the order; the epoch is added to it.
-        drop_last: leave out the last, shorter micro-batch.
+        drop_last: whether to leave out the last, shorter micro-batch.
 
     Raises:
         SpmdZeroUsageError: a size below 1, or `local_replicas` empty or out of range.
@@ -69,18 +69,18 @@ class ReplicaBatchSampler(Sampler[list[int]]):
         self._next = 0, 0
 
     def __len__(self) -> int:
-        """Micro-batches in a whole epoch, wherever the next iteration starts."""
+        """Number of micro-batches in a whole epoch, wherever the next iteration starts."""
         whole, rest = divmod(self._rows_per_replica(), self.micro_batch)
         return whole + (rest > 0 and not self.drop_last)
 
     @property
     def samples(self) -> int:
-        """Samples of all replicas in an epoch, with those that fill up the last row."""
+        """Number of samples of all replicas in an epoch, including those repeated to fill it up."""
         return self._rows_per_replica() * self.replicas
 
     def __iter__(self) -> Iterator[SeededIndices]:
-        """The rest of the epoch after `skip`, the whole epoch otherwise."""
-        # When the first is asked for: a DataLoader with workers begins twice, and reads once.
+        """The rest of the epoch after `skip`, else the whole epoch."""
+        # This runs at the first batch: a DataLoader with workers begins twice, and reads once.
         (start, seed), self._next = self._next, (0, 0)
         table = self._local_table()
         for batch in range(start, len(self)):
@@ -89,15 +89,15 @@ class ReplicaBatchSampler(Sampler[list[int]]):
             yield SeededIndices(rows, seed=seed, place=batch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the iterations that start from now on."""
+        """Sets the epoch, and so the order, of iterations that start from now on."""
         self.epoch = epoch
 
     def skip(self, batches: int, *, seed: int = 0) -> None:
-        """Start the next iteration after this many micro-batches; later ones start at 0 again.
+        """Starts the next iteration after this many micro-batches; later ones start at 0 again.
 
         Args:
-            batches: how many.
-            seed: of what is random in reading that iteration's rows.
+            batches: number of micro-batches.
+            seed: of the random numbers drawn in reading that iteration's rows.
 
         Raises:
             SpmdZeroUsageError: the epoch has no such position.

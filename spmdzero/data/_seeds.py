@@ -1,17 +1,53 @@
-"""Random numbers of worker processes that can be continued in the middle of an epoch."""
+"""Random numbers of worker processes, repeatable from the middle of an epoch."""
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
+from spmdzero.backend import current, runtime
+
+
+def host_generators() -> dict[str, Any]:
+    """The states of torch's CPU generator, NumPy's and Python's, by name, in a form to be saved."""
+    numpy = np.random.get_state(legacy=False)
+    version, words, gauss = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "numpy": {**numpy, "state": {**numpy["state"], "key": numpy["state"]["key"].tolist()}},
+        "python": [version, list(words), gauss],
+    }
+
+
+def generators() -> dict[str, Any]:
+    """The states of the host's generators, and of the devices' own."""
+    return {**host_generators(), current().device_type: runtime.generator_state()}
+
+
+def set_generators(states: Mapping[str, Any]) -> None:
+    """Restores the generators whose states are given."""
+    if "torch" in states:
+        torch.set_rng_state(states["torch"])
+    if "numpy" in states:
+        saved = states["numpy"]
+        key = np.array(saved["state"]["key"], dtype=np.uint32)
+        np.random.set_state({**saved, "state": {**saved["state"], "key": key}})
+    if "python" in states:
+        version, words, gauss = states["python"]
+        random.setstate((version, tuple(words), gauss))
+    own = current().device_type
+    if own in states:
+        runtime.seed(states[own])
+
+
 _STRIDE = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: neighbouring batches differ in all bits
 
 
 class SeededIndices(list[int]):
-    """The rows of one micro-batch, and the seed of what is random in reading them.
+    """The rows of one micro-batch, and the seed of random numbers drawn in reading them.
 
     Args:
         rows: of the dataset.
@@ -27,8 +63,8 @@ class SeededIndices(list[int]):
 class SeededRows(Dataset[Any]):
     """A dataset whose worker processes begin each batch with that batch's own seed.
 
-    Torch seeds a worker once an epoch: what it draws for a batch then depends on all batches that
-    it has read before, which a resumed run has not.
+    torch seeds a worker once per epoch: its draws for a batch then depend on all batches that it
+    has read before, which differ in a resumed run.
     """
 
     def __init__(self, dataset: Any) -> None:

@@ -33,8 +33,8 @@ class Accumulation:
     """Gradient accumulation, managed by the engine's count or by the caller.
 
     Attributes:
-        scaled: whether what autograd itself sums from now on comes of a loss that was multiplied
-            with fp16's loss scale.
+        scaled: whether the gradients that autograd itself sums from now on come from a loss that
+            was multiplied with fp16's loss scale.
     """
 
     def __init__(self, training: Training, direct_calls: DirectCalls | None) -> None:
@@ -49,21 +49,22 @@ class Accumulation:
         return self._training.spmd_config.managed_gradient_accumulation
 
     def train_batch_size(self) -> int:
-        """Samples of all devices in one step."""
+        """Number of samples of all devices in one step."""
         return self._training.batch.train
 
     def train_micro_batch_size_per_gpu(self) -> int:
-        """Rows that each device works on in one micro-batch."""
+        """Number of rows that each device works on in one micro-batch."""
         return self._training.batch.micro
 
     def gradient_accumulation_steps(self) -> int:
-        """Micro-batches in one step."""
+        """Number of micro-batches in one step."""
         return self._training.batch.accumulation
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the current micro-batch is the last of its step.
 
-        With `"managed_gradient_accumulation": false` only inside `step()`, as in DeepSpeed.
+        With `"managed_gradient_accumulation": false` it is so only inside `step()`, as in
+        DeepSpeed.
         """
         if self._boundary_override is not None:
             return self._boundary_override
@@ -82,7 +83,8 @@ class Accumulation:
         """Says whether the coming `step()` ends an accumulation, whatever the engine counts.
 
         Raises:
-            UsageAssertionError: with `"managed_gradient_accumulation": false` every step does.
+            UsageAssertionError: with `"managed_gradient_accumulation": false`, where every step is
+                a boundary.
         """
         if not self._managed:
             raise UsageAssertionError(
@@ -93,14 +95,14 @@ class Accumulation:
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Sums the gradients of the backward passes inside on each device, without a reduction.
+        """Sums the gradients of the backward passes inside it on each device, without a reduction.
 
-        They join the next backward's outside, whose reduction serves all. Each pass is a program of
-        its own, the same from the second on, however many there are.
+        The sums join the gradients of the next backward outside, and one reduction serves all. Each
+        pass is a program of its own; all passes from the second on share one program.
 
         Raises:
-            UsageAssertionError: at stages 2 and 3, whose gradients are shards, as in DeepSpeed;
-                nested; or `step()` inside.
+            UsageAssertionError: at stages 2 and 3, whose gradients are shards, as in DeepSpeed; if
+                contexts are nested; or for `step()` inside it.
         """
         if self._training.plan.stage >= 2:
             raise UsageAssertionError(
@@ -112,12 +114,12 @@ class Accumulation:
 
     @contextlib.contextmanager
     def coalesce_grad_reduction(self) -> Iterator[None]:
-        """Reduces the gradients of all backward passes inside once, when it ends.
+        """Reduces the gradients of all backward passes inside it once, when the context ends.
 
         Raises:
             UnsupportedCallError: at stage 0, as in DeepSpeed.
-            UsageAssertionError: with `"managed_gradient_accumulation": false`, as in DeepSpeed;
-                nested; or `step()` inside.
+            UsageAssertionError: with `"managed_gradient_accumulation": false`, as in DeepSpeed; if
+                contexts are nested; or for `step()` inside it.
         """
         if not self._managed:
             raise UsageAssertionError(_NO_COALESCING)
@@ -139,14 +141,14 @@ class Accumulation:
             self._training.gradients.deferring = False
 
     def refuse_inside(self, call: str) -> None:
-        """Raises UsageAssertionError for a call that `no_sync` and its like don't go with."""
+        """Raises UsageAssertionError if `no_sync` or `coalesce_grad_reduction` is active."""
         if self._unreduced is not None:
             raise UsageAssertionError(
                 f"engine.{call}() inside engine.{self._unreduced}(): leave that context first"
             )
 
     def require_whole_step(self) -> None:
-        """Raises SpmdZeroUsageError where `train_batch` would not be one step from its start."""
+        """Raises SpmdZeroUsageError if `train_batch` would not be one whole step."""
         self.refuse_inside("train_batch")
         if self._boundary_override is not None:
             raise SpmdZeroUsageError(
@@ -163,7 +165,7 @@ class Accumulation:
         """Changes the samples of a step by changing the number of its micro-batches.
 
         Raises:
-            UsageValueError: not a multiple of a micro-batch on all devices.
+            UsageValueError: the size is not a multiple of the rows of a micro-batch on all devices.
             SpmdZeroUsageError: in the middle of an accumulation.
         """
         micro, devices = self._training.batch.micro, self._training.mesh.replicas
@@ -177,10 +179,10 @@ class Accumulation:
         self._resize(micro=micro, steps=steps)
 
     def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
-        """Changes the rows of each device in one micro-batch; their number stays.
+        """Changes the rows of each device in one micro-batch; the number of micro-batches stays.
 
         Raises:
-            SpmdZeroUsageError: below 1, or in the middle of an accumulation.
+            SpmdZeroUsageError: a size below 1, or in the middle of an accumulation.
         """
         if micro_batch_size < 1:
             raise SpmdZeroUsageError(f"a micro-batch has 1 row or more, got {micro_batch_size}")
@@ -196,26 +198,26 @@ class Accumulation:
         train = micro * steps * training.mesh.replicas
         batch = BatchSizes(train=train, micro=micro, accumulation=steps)
         if steps != training.batch.accumulation:
-            # DeepSpeed's count goes on, which can make the first step after the change a short one.
+            # DeepSpeed goes on counting, which can make the first step after the change a short
+            # one.
             training.counters.counted_from = training.counters.micro_steps
             planned = planned_micro_batches(training.spmd_config, batch)
-            training.plan = training.plan.with_accumulation(planned)
-            training.gradients.replan(training.plan)
+            training.gradients.replan(training.plan.with_accumulation(planned))
         training.batch = batch
         training.placer.rows.micro_batch = micro
 
     def collect_gradients(self) -> None:
         """Takes over the gradients that autograd accumulated.
 
-        With a global forward these are all; otherwise what a loss term that was computed outside
-        of the module, such as a weight penalty, gives.
+        With a global forward autograd accumulates all gradients; otherwise only those of a loss
+        term that was computed outside of the module, such as a weight penalty.
 
         Raises:
-            SpmdZeroUsageError: one has a graph, by `backward(create_graph=True)`; or, in fp16, its
-                loss was not scaled.
+            SpmdZeroUsageError: a gradient has a graph, from `backward(create_graph=True)`; or, in
+                fp16, its loss was not scaled.
         """
         found = parameters_with_grad(self._training.parameters)
-        line, self._training.direct_backward = self._training.direct_backward, None
+        line = self._training.current.take_direct_backward()
         if found and not self.scaled:
             self._require_scaled(found, line)
         for name, parameter in found:
@@ -225,13 +227,13 @@ class Accumulation:
                 set_autograd_grad(parameter, None)
                 refuse_graph()
             if not arrays.is_mine(grad):
-                # The module was moved off the devices, and trained by plain torch since.
+                # The module was moved off the devices and then trained by plain torch.
                 require_placed(self._training)
             across = self._training.mesh.across
             whole = grad if across is None else across.mean(grad)
             self._training.gradients.add_global(name, whole)
             set_autograd_grad(parameter, None)
-            if self._direct_calls is not None and not self._training.ran_forward:
+            if self._direct_calls is not None and not self._training.current.ran_forward:
                 self._direct_calls.say_gradients(self._training.module)
 
     def _require_scaled(self, found: list[Named], line: str | None) -> None:
@@ -250,7 +252,7 @@ class Accumulation:
         )
 
     def step_is_boundary(self) -> bool:
-        """Whether the `step()` that runs ends an accumulation."""
+        """Whether the running `step()` ends an accumulation."""
         self._stepping = True
         try:
             return self.is_gradient_accumulation_boundary()
@@ -258,7 +260,7 @@ class Accumulation:
             self._stepping = False
 
     def samples_of_step(self) -> int:
-        """Samples of all devices in the step that ends."""
+        """Number of samples of all devices in the step that ends."""
         batch = self._training.batch
         if self._managed:
             return batch.train

@@ -1,4 +1,4 @@
-"""What happens around a backward pass, whoever started it."""
+"""What happens around a backward pass, whether the engine or the user started it."""
 
 import contextlib
 import itertools
@@ -18,7 +18,7 @@ from spmdzero.backend import (
     nodes_behind,
     refuse_graph,
 )
-from spmdzero.engine._summed_rows import summed_by
+from spmdzero.engine._loss import summed_by
 from spmdzero.errors import SpmdZeroUsageError
 
 _running = threading.local()
@@ -29,14 +29,16 @@ _BATCHES = "spmdzero batches"
 
 
 class BackwardWatch:
-    """Notices a backward pass by the gradient that reaches what forward returned.
+    """Notices a backward pass by the gradient that reaches an output of the forward.
 
     So `loss.backward()` works as `engine.backward(loss)` does, and a backward that one engine
-    starts runs through another's module (a GAN's generator is trained through its discriminator).
+    starts runs through the module of a second engine (a GAN's generator is trained through its
+    discriminator).
 
     Args:
         region: recomputes checkpointed modules in its own context; None with a global forward.
-        accumulation: micro-batches in one step, by which a plain `loss.backward()` is divided.
+        accumulation: returns the micro-batches in one step, by which a plain `loss.backward()` is
+            divided.
         needs_scale: whether the loss has to be scaled before a backward (fp16).
         note_scaled: called before a backward pass of a loss that is scaled.
         rules: which outputs are batches, and in which dim.
@@ -58,7 +60,7 @@ class BackwardWatch:
         _watches.add(self)
 
     def watch(self, output: Any) -> Any:
-        """Hooks the differentiable tensors in what forward returned; returns it to be used."""
+        """Hooks the differentiable tensors in the forward's output; returns the output to use."""
         return map_tensors(output, self._hook)
 
     def _hook(self, path: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -66,20 +68,20 @@ class BackwardWatch:
             return tensor
         if self._region is None:
             # One output may be computed from another, such as a loss from logits: the gradient
-            # would pass two hooks. What leaves a region is a copy already.
+            # would pass two hooks. An output that leaves a region is already a copy.
             tensor = arrays.fresh(tensor)
         node: Any = tensor.grad_fn
         if node is not None:
             node.metadata[_FORWARD_OF] = self._number
             batches = node.metadata.setdefault(_BATCHES, {})
-            # Nothing but a batch leaves the region with a dim unless it is declared.
+            # Only a batch leaves the region with a dim, unless an output is declared.
             if self._rules.outputs.get(path, "batch" if tensor.dim() else "mean") == "batch":
                 batches[tensor.output_nr] = self._rules.batch_dim
         tensor.register_hook(self._arrived)
         return tensor
 
     def sum_of_rows(self, loss: torch.Tensor) -> str | None:
-        """See `summed_by`, of the batches that the engine returned."""
+        """Calls `summed_by` on the batches that the engine returned."""
         return summed_by(
             loss,
             lambda node: (
@@ -89,32 +91,33 @@ class BackwardWatch:
 
     @staticmethod
     def keep_in_thread() -> None:
-        """Has backward passes run in this thread from now on, also those inside of a forward.
+        """Makes backward passes run in this thread from now on, also those inside of a forward.
 
-        autograd's own may let go of a last pending tensor only after the step's program was cut,
-        which then has one output more and compiles once more. And it has none for torch_xla's
-        devices if a backward pass ran before that was imported.
+        autograd's own threads may let go of a last pending tensor only after the step's program was
+        cut; the program then has one more output and is compiled again. And autograd has no thread
+        for torch_xla's devices if a backward pass ran before torch_xla was imported.
         """
         torch.autograd.set_multithreading_enabled(False)
 
     def expect_scaled(self) -> None:
-        """The next plain backward starts from a loss that `engine.scale` returned."""
+        """Notes that the next plain backward starts from a loss that `engine.scale` returned."""
         self._scaled = True
         self._note_scaled()
 
     @contextlib.contextmanager
     def by_engine(self, loss: torch.Tensor) -> Iterator[None]:
-        """Around a backward pass that `engine.backward` starts, with everything scaled already.
+        """Surrounds a backward pass that `engine.backward` starts on an already scaled loss.
 
-        Other engines take part whose latest forward `loss` comes from; not one that only waits
-        for a backward pass, or that nobody holds any more and Python has not collected yet.
+        An engine takes part if `loss` comes from its latest forward. One that only waits for a
+        backward pass, or that nobody holds any more and Python has not collected yet, doesn't.
         """
         waiting = [w for w in _watches if w._region is not None and w._region.awaits_backward]
         wanted = {watch._number for watch in waiting} - {self._number}
         behind = _forwards_behind(loss, wanted) if wanted else set()
         others = sorted((w for w in waiting if w._number in behind), key=lambda w: w._number)
         for watch in _watches:
-            # It may run through a module of another's, called without its engine.
+            # The pass may run through a module of another engine that was called without its
+            # engine.
             watch._note_scaled()
         with contextlib.ExitStack() as regions:
             for watch in [*others, self]:
@@ -125,7 +128,8 @@ class BackwardWatch:
             yield
 
     def _arrived(self, grad: torch.Tensor | None) -> torch.Tensor | None:
-        # A folded forward is one node, and this is asked of each of its outputs.
+        # A folded forward is one node, and this hook is called for each of its outputs, some of
+        # which have no gradient.
         if grad is None or getattr(_running, "engine", False):
             return grad
         if self._region is not None and self._region.recomputes:
@@ -134,7 +138,7 @@ class BackwardWatch:
                 "outside of the replica region. Call engine.backward(loss)"
             )
         if hands_over():
-            # It has nothing to do with a step: torch.autograd.grad is asked for these numbers.
+            # torch.autograd.grad asks for these numbers, which has nothing to do with a step.
             return grad
         if torch.is_grad_enabled():
             refuse_graph()
@@ -152,7 +156,7 @@ class BackwardWatch:
 
 
 def _forwards_behind(loss: torch.Tensor, wanted: set[int]) -> set[int]:
-    """Which of the watches with these numbers saw an output that `loss` comes from."""
+    """The numbers in `wanted` of watches that saw an output that `loss` comes from."""
     found: set[int] = set()
     for node in nodes_behind(loss, ends=lambda _: found == wanted):
         number = node.metadata.get(_FORWARD_OF)

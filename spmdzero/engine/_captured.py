@@ -1,4 +1,4 @@
-"""Which micro-batches of `train_batch` are traced, and which are replayed."""
+"""Decides which micro-batches of `train_batch` are traced, and which are replayed."""
 
 import functools
 import logging
@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import REPLICATED, ProgramLostError, compiler, current
-from spmdzero.engine._folded_call import keep_waiting
-from spmdzero.engine._following import Following
+from spmdzero.backend import ProgramLostError, compiler, current
+from spmdzero.engine._folded_forward import keep_waiting
 from spmdzero.engine._input_form import InputForm, UnknownInputError
 from spmdzero.engine._kinds import (
     TRACES,
@@ -18,12 +17,12 @@ from spmdzero.engine._kinds import (
     Trust,
     errors_are_the_users,
 )
+from spmdzero.engine._known_kinds import KnownKinds
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._loss import find_loss
 from spmdzero.engine._module_tracer import attempt
 from spmdzero.engine._module_watch import ModuleWatch
 from spmdzero.engine._must_trace import OBSERVED, block
-from spmdzero.engine._places import own_numbers
 from spmdzero.engine._programs import Compiled
 from spmdzero.engine._schedule import require_metrics
 from spmdzero.engine._step_end import StepEnd
@@ -37,19 +36,19 @@ _PYTHON = "train_batch runs the model's Python"
 class CapturedSteps:
     """Decides for each micro-batch of `train_batch` whether it is traced or replayed.
 
-    A micro-batch is traced as one function, see `WholeStep`. The first three of a kind are traced,
-    and compared; when they are equal, later ones start the compiled program without tracing
-    anything. What a trace depends on is watched, so that a change brings tracing back.
+    A micro-batch is traced as one function, see `WholeStep`. The first three of a kind are traced
+    and compared; if they are equal, later ones start the compiled program without tracing anything.
+    Everything that a trace depends on is watched, so that a change brings tracing back.
 
     Args:
-        training: whose.
+        training: the training of the engine.
         calls: train a micro-batch that is traced.
-        launching: takes note of what is started.
-        step_end: ends what is not traced by `calls`.
-        call: `calls.forward` with whatever hooks there are around it.
+        launching: takes note of the programs that are started.
+        step_end: ends the micro-batches that `calls` doesn't trace.
+        call: `calls.forward` with the hooks around it.
 
     Attributes:
-        replayed, traced: micro-batches so far.
+        replayed, traced: numbers of micro-batches so far.
         reason: why the latest micro-batch was traced, None if it was replayed.
     """
 
@@ -64,7 +63,7 @@ class CapturedSteps:
     ) -> None:
         self._training, self._calls, self._call = training, calls, call
         self._launching, self._step_end = launching, step_end
-        self._following: Following[Trust[WholeStep]] = Following(self._look)
+        self._known_kinds: KnownKinds[Trust[WholeStep]] = KnownKinds(self._look)
         self.replayed = self.traced = 0
         self.reason: str | None = None
 
@@ -73,12 +72,12 @@ class CapturedSteps:
         return f"CapturedSteps({self.replayed} replayed, {self.traced} traced{why})"
 
     def check(self) -> None:
-        """Has the next micro-batch of each kind traced again and compared with what is replayed.
+        """Makes the next micro-batch of each kind be traced again and compared with its program.
 
-        For code that chooses its way by something that spmdzero can't see: a global variable,
-        the time, a file. Whoever knows when it changes calls this.
+        It is for code whose path depends on something that spmdzero can't see: a global variable,
+        the time, a file. Call it when that changes.
         """
-        self._following.recheck()
+        self._known_kinds.recheck()
 
     def micro_batch(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, last: bool, steps: bool
@@ -87,22 +86,23 @@ class CapturedSteps:
 
         Args:
             args, kwargs: the inputs of the forward.
-            last: it is the last of its step.
-            steps: each micro-batch ends with `engine.step`, not only the last.
+            last: whether it is the last of its step.
+            steps: whether each micro-batch ends with `engine.step`, not only the last.
         """
         training, calls, ends = self._training, self._calls, last or steps
         if training.optimizer is not None:
             training.optimizer.renew()
         blocked = self._follow_structure() or block(
-            training, self._launching, self._following.parameters
+            training, self._launching, self._known_kinds.parameters
         )
         if blocked is not None:
             self._trace(lambda: self._call(*args, **kwargs), blocked, ends=ends)
             return
         placed = calls.place_inputs(args, kwargs)
-        # What another engine's backward will need belongs to what is pending now.
+        # The tensors that another engine's backward will need belong to the pending program.
         keep_waiting(ending=training if last else None)
-        # It may depend on buffers that the program donates; a `clone` shares one until then.
+        # Pending tensors may depend on buffers that the program donates; a `clone` shares its
+        # buffer until it is computed.
         compiler.start_pending(training.device)
         trust: Trust[WholeStep] | None = None
         try:
@@ -129,10 +129,10 @@ class CapturedSteps:
         last: bool,
         ends: bool,
     ) -> str | None:
-        """Starts the micro-batch as one program; returns why it was traced, None if it was not.
+        """Starts the micro-batch as one program; returns why it was traced, or None.
 
         Raises:
-            NotCapturableError: it can't be one; nothing has happened.
+            NotCapturableError: it can't be one program; nothing has happened.
         """
         training = self._training
         if trust.given_up is not None:
@@ -151,9 +151,9 @@ class CapturedSteps:
         except BaseException:
             torch.set_rng_state(generator)
             raise
-        training.losses.append(loss)
+        training.current.pass_captured(loss)
         training.gradients.adopt(step.summed)
-        training.counters.backwards += 1
+        training.counters.pass_backward()
         self._launching.started("boundary" if last else "micro", compiled)
         return reason
 
@@ -164,7 +164,7 @@ class CapturedSteps:
             try:
                 return step.start(sources), Compiled()
             except ProgramLostError:
-                self._following.say(
+                self._known_kinds.say(
                     logging.INFO,
                     "train_batch compiles a program again: %s",
                     f"{current().name} let go of it for others that were used since",
@@ -183,18 +183,18 @@ class CapturedSteps:
     def _verify(
         self, trust: Trust[WholeStep], placed: tuple[Any, Any], form: InputForm, *, last: bool
     ) -> str:
-        """Traces the micro-batch, and compares it with the latest of its kind."""
+        """Traces the micro-batch, compares it with the latest of its kind; returns the reason."""
         seen = trust.equal
         trace = functools.partial(
             trace_whole_step, self._training, *placed, form.tensors, last=last
         )
         with self._launching.programs.own_reads():
-            own_numbers(self._training)
-            outcome = attempt(trace, watch=self._following.watch, name="forward")
+            self._training.state.own_numbers()
+            outcome = attempt(trace, watch=self._known_kinds.watch, name="forward")
             reason = trust.judge(outcome)
         if trust.given_up is not None:
             always = f"{_PYTHON} at every step from now on"
-            self._following.say_python(logging.WARNING, always, trust.given_up)
+            self._known_kinds.say_python(logging.WARNING, always, trust.given_up)
         if trust.record is None:
             raise NotCapturableError(str(reason))
         return reason or f"this kind of micro-batch was seen {seen} of {TRACES} times"
@@ -203,13 +203,13 @@ class CapturedSteps:
         training = self._training
         if not training.spmd_config.spmd.capture:
             return '"spmd": {"capture": false}'
-        change = self._following.changed()
+        change = self._known_kinds.changed()
         if change is not None:
             message = "train_batch compiles its programs again, as the model has changed: %s"
-            self._following.say(logging.INFO, message, change)
+            self._known_kinds.say(logging.INFO, message, change)
         if training.optimizer is None:
             return "there is no optimizer"
-        return self._following.hook()
+        return self._known_kinds.hook()
 
     def _look(self) -> ModuleWatch:
         optimizer = self._training.optimizer
@@ -217,42 +217,41 @@ class CapturedSteps:
         return ModuleWatch(self._training.module, others)
 
     def _trust(self, last: bool, ends: bool, form: InputForm) -> Trust[WholeStep]:
-        following = self._following
+        known_kinds = self._known_kinds
         kind = Kind.of(
-            self._training, part=(last, ends), form=form.form, parameters=following.parameters
+            self._training, part=(last, ends), form=form.form, parameters=known_kinds.parameters
         )
-        if kind in following.kinds:
-            return following.kinds[kind]
-        if following.any_ready:
-            following.say(
+        if kind in known_kinds.kinds:
+            return known_kinds.kinds[kind]
+        if known_kinds.any_ready:
+            known_kinds.say(
                 logging.INFO,
                 "train_batch compiles one more program: %s",
                 "inputs of other shapes, dtypes, shardings or values, or another mode",
             )
-        return following.add(kind, Trust())
+        return known_kinds.add(kind, Trust())
 
     def _trace(self, forward: Any, reason: str, *, ends: bool) -> None:
         self.reason = reason
         self.traced += 1
         if self._training.spmd_config.spmd.capture:
-            # Who reads a step's program knows that it is traced for that.
+            # A caller that reads a step's program knows that the step is traced for it.
             level = logging.DEBUG if reason == OBSERVED else logging.INFO
-            self._following.say_python(level, f"{_PYTHON} in this step", reason)
+            self._known_kinds.say_python(level, f"{_PYTHON} in this step", reason)
         self._run(forward, ends=ends)
-        self._following.accept_changes()
+        self._known_kinds.accept_changes()
 
     def _run(self, forward: Callable[[], Any], *, ends: bool) -> None:
-        """Traces a micro-batch and starts it; `ends` calls `step`, which may end the step."""
+        """Traces a micro-batch and starts it; calls `step`, which may end the step, if `ends`."""
         training = self._training
         loss = find_loss(forward())
         self._calls.backward(loss)
         share = loss.detach() / training.batch.accumulation
-        before = training.total
-        assert before is not None
-        # It lives until the program has started: JAX's backend would have it give its memory away
-        # from the second micro-batch on, which would be another program than the first one's.
-        training.total = training.mesh.mark(before + share, REPLICATED)
-        # If they were alive, they would be outputs of the program.
+        # `before` lives until the program has started: otherwise JAX's backend would donate its
+        # memory from the second micro-batch on, which would need a second program.
+        before = training.state["total"]
+        training.state.write("total", before + share)
+        # A live tensor would be an output of the program.
         del loss, share
         if ends:
             self._calls.step()

@@ -1,4 +1,4 @@
-"""Checkpoints by DeepSpeed's method names."""
+"""Checkpoints under DeepSpeed's method names."""
 
 import contextlib
 import copy
@@ -42,11 +42,11 @@ from spmdzero.state._training import Training
 
 logger = logging.getLogger("spmdzero")
 
-# What the manifest says of a checkpoint, as far as it is installed.
+# Packages whose versions the manifest of a checkpoint names, if they are installed.
 _VERSIONS = ("spmdzero", "torch", "torch_xla", "jax")
 _COUNTERS = ("global_steps", "micro_steps", "global_samples")
 _POSITION = ("epoch", "rows", "handed_out", "finished")
-# The engine that has saved a tag's folder last.
+# A tag's folder -> the engine that saved it last.
 _SAVERS: weakref.WeakValueDictionary[str, "Checkpoints"] = weakref.WeakValueDictionary()
 
 
@@ -54,7 +54,7 @@ class Checkpoints:
     """Saves and loads the state of `training`.
 
     Attributes:
-        load_report: what the latest non-strict load left as it was.
+        load_report: the names that the latest non-strict load left as they were.
     """
 
     load_report: LoadReport | None = None
@@ -71,35 +71,35 @@ class Checkpoints:
         save_latest: bool = True,
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Saves everything that training needs to go on exactly as if it had not stopped.
+        """Saves everything that training needs to continue exactly as if it had not stopped.
 
-        Every process calls it. What was in `save_dir` before stays good until the new checkpoint
-        is complete. With ``"checkpoint": {"async": true}`` it returns as soon as the state is in
-        the host's memory, and files are written while training goes on.
+        Every process calls it. Earlier checkpoints in `save_dir` stay valid until the new one is
+        complete. With ``"checkpoint": {"async": true}`` it returns as soon as the state is in the
+        host's memory, and the files are written while training goes on.
 
         Args:
             save_dir: folder of all checkpoints of a run, seen by all hosts.
             tag: the checkpoint's own folder in it; ``global_step<n>`` by default.
-            client_state: the caller's own, returned by `load_checkpoint`, as it is now: numbers,
-                strings, tensors, numpy's arrays, paths, dates, and dicts, lists, tuples and
-                namespaces of them.
-            save_latest: let the file `latest` name it.
+            client_state: the caller's own state as it is now, which `load_checkpoint` returns:
+                numbers, strings, tensors, numpy's arrays, paths, dates, and dicts, lists, tuples
+                and namespaces of them.
+            save_latest: whether the file `latest` names this checkpoint.
             exclude_frozen_parameters: leave out parameters that don't require gradients.
 
         Returns True.
 
         Raises:
-            SpmdZeroCheckpointError: it can't be saved, or the asynchronous save before failed;
-                on whichever host that was.
+            SpmdZeroCheckpointError: this checkpoint can't be saved, or the asynchronous save before
+                it failed, on any host.
             UsageValueError: no folder is named.
             SpmdZeroUsageError: between backward and step, a tag that is no name of a folder, or a
-                client state that can't be read back safely.
+                client state that can't be loaded safely.
             ReplicaRegionError: an integer output or buffer differs between replicas.
         """
         training = self._training
         self._accumulation.refuse_inside("save_checkpoint")
-        if training.region is not None and training.region.disagreements:
-            # What an evaluation left pending is compiled as a whole, not for its flags alone.
+        if training.region is not None and training.state.flags:
+            # An evaluation's pending graph is compiled as a whole, not for its flags alone.
             runtime.sync()
             training.region.check_agreement()
         if not save_dir:
@@ -122,7 +122,7 @@ class Checkpoints:
         return True
 
     def _tell_of_others(self, path: Path) -> None:
-        """Says it where the tag is another engine's of this process, which it replaces."""
+        """Warns if another engine of this process saved the checkpoint that this one replaces."""
         place = os.path.realpath(path)
         if _SAVERS.get(place, self) is not self:
             logger.warning(
@@ -135,7 +135,7 @@ class Checkpoints:
         """Waits until the asynchronous save under way is complete.
 
         Raises:
-            SpmdZeroCheckpointError: it failed; the checkpoints before are as they were.
+            SpmdZeroCheckpointError: the save failed; earlier checkpoints are as they were.
         """
         self._saver.wait()
 
@@ -149,30 +149,31 @@ class Checkpoints:
         load_module_only: bool = False,
         custom_load_fn: Callable[..., None] | None = None,
     ) -> tuple[str | None, dict[str, Any] | None]:
-        """Takes over a checkpoint, saved on whatever number of devices and at whatever ZeRO stage.
+        """Loads a checkpoint that was saved on any number of devices and at any ZeRO stage.
 
         Everything is checked before anything changes.
 
         Args:
             load_dir: folder of the checkpoints.
-            tag: which of them; what the file `latest` says by default. Those that DeepSpeed wrote
-                under ZeRO-1/2 or at stage 0 are recognised, regular and universal.
-            load_module_strict: parameters and buffers must be those of the module; otherwise
-                those that both have are loaded, and `load_report` tells which they don't.
-            load_optimizer_states: otherwise masters are made of the loaded parameters, and
-                everything else of the optimizer stays.
-            load_lr_scheduler_states: otherwise the schedule stays.
+            tag: the checkpoint's folder; by default the one that the file `latest` names.
+                Checkpoints that DeepSpeed wrote are recognised, of every stage, regular and
+                universal.
+            load_module_strict: require the names of the module's parameters and buffers; otherwise
+                the tensors that both have are loaded, and `load_report` names the others.
+            load_optimizer_states: if False, masters are made from the loaded parameters, and the
+                rest of the optimizer's state stays.
+            load_lr_scheduler_states: if False, the schedule stays as it is.
             load_module_only: load parameters and buffers, nothing else.
             custom_load_fn: called as ``custom_load_fn(src=state_dict, dst=module)`` to load the
                 module; `src` is whole, on the CPU.
 
-        Returns the checkpoint's path and its client state; None and None when `tag` is not given
-        and nothing was saved yet.
+        Returns the checkpoint's path and its client state; None and None if `tag` is None and
+        nothing was saved yet.
 
         Raises:
-            SpmdZeroCheckpointError: damaged, incomplete or of another model or format; says which
-                file, why, and the newest other tag that is complete. The engine is as it was, on
-                every host.
+            SpmdZeroCheckpointError: the checkpoint is damaged, incomplete or of a different model
+                or format. The message gives the file, the reason and the newest other complete tag.
+                The engine is as it was, on every host.
         """
         training, folder = self._training, Path(load_dir)
         _name_newest_of(folder)
@@ -201,7 +202,7 @@ class Checkpoints:
         return state.source, dict(state.host.client_state)
 
     def _common_tag(self, folder: Path, tag: str | None) -> str | None:
-        """The tag that all processes are about to load, None if nothing was saved yet."""
+        """The tag that all processes are about to load, or None if nothing was saved yet."""
         universal = self._training.spmd_config.checkpoint.load_universal
         with naming_the_newest(folder):
             with together(folder, doing="loaded"):
@@ -218,7 +219,7 @@ def _save(state: TrainingState, order: SaveOrder) -> None:
 
 
 def _name_newest_of(folder: Path) -> None:
-    """Has a host that ends because of another say where the run can go on from."""
+    """Lets a host that another host's failure ends name the checkpoint to resume from."""
 
     def find() -> str | None:
         tag = newest_complete(folder)
@@ -228,7 +229,7 @@ def _name_newest_of(folder: Path) -> None:
 
 
 def _checked(state: TrainingState, path: Path) -> TrainingState:
-    """The same state, whose damage one host's files show and every host is told of."""
+    """The same state with a check whose failure on one host is raised on every host."""
 
     def check(parts: Mapping[str, Iterable[Box]]) -> None:
         with together(path, doing="loaded"):
@@ -249,7 +250,7 @@ def _order(training: Training, folder: Path, tag: str, *, latest: bool) -> SaveO
     position = loader.state_dict() if loader is not None else {}
     description = {
         "versions": dict(_versions()),
-        # The caller's dict may have changed when it is written.
+        # The caller's dict may change before it is written.
         "config": copy.deepcopy(training.spmd_config.source),
         "mesh": dict(training.plan.mesh.axes),
         "plan": json.loads(training.plan.to_json()),

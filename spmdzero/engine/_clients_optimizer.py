@@ -1,4 +1,4 @@
-"""The optimizer that `initialize` was given: its numbers and hooks are the engine's."""
+"""The optimizer that was passed to `initialize`: the engine uses its numbers and hooks."""
 
 from typing import Any
 
@@ -20,12 +20,12 @@ _HOOKS = (
 
 
 class _Refusal:
-    """Refuses a call of the optimizer that `initialize` was given, while an engine trains for it.
+    """Refuses a call of the optimizer passed to `initialize` while an engine trains for it.
 
     Args:
-        client: the optimizer; as a hook of others, such as the engine's, it does nothing.
-        call: the call, as a message writes it.
-        instead: what to do.
+        client: the optimizer; on any other optimizer, such as the engine's, the hook does nothing.
+        call: the call as the message writes it.
+        instead: the advice in the message.
     """
 
     def __init__(self, client: torch.optim.Optimizer, call: str, instead: str) -> None:
@@ -43,12 +43,12 @@ class _Refusal:
 
 
 def take_over(client: torch.optim.Optimizer, optimizer: torch.optim.Optimizer) -> None:
-    """Has the hooks of `client` run around what the engine's `optimizer` does in its place.
+    """Makes the hooks of `client` run around the calls of the engine's `optimizer`.
 
     Calls that would read or make states of `client` raise from now on, while an engine trains for
-    it. Its `step` between backward and the engine's would move the parameters a second time, its
-    `state_dict` is without states, and what it loads or a group that it adds would reach no step.
-    To torch's schedules it has taken a step.
+    it. Its `step` between the engine's backward and step would move the parameters a second time,
+    its `state_dict` has no states, and a state that it loads or a group that it adds would reach no
+    step. Torch's schedules take `client` as one that has taken a step.
     """
     note_step(client)
     refused = (
@@ -67,13 +67,13 @@ def take_over(client: torch.optim.Optimizer, optimizer: torch.optim.Optimizer) -
         # A call that is refused runs no hook of the user's.
         hooks.move_to_end(handle.id, last=False)
     for registry in _HOOKS:
-        # Both have one registry, so that hooks may come and go later.
+        # Both optimizers share one registry, so that hooks may come and go later.
         setattr(optimizer, registry, getattr(client, registry))
     _refuse_groups(client)
 
 
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a hook of the user's, of this optimizer or of all, has to run around its step."""
+    """Whether a user's hook, on this optimizer or on all, has to run around its step."""
     if _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
         return True
     before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks

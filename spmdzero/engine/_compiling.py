@@ -1,4 +1,4 @@
-"""Noticing a loop that compiles at every step, and naming what is another each time."""
+"""Notices a loop that compiles at every step, and names what differs each time."""
 
 import logging
 import re
@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from spmdzero.backend import programs
 
-# First steps compile too: their programs, without states first, and again while they are compared.
+# The first steps compile too: once without states, and again while their traces are compared.
 _STEPS = 6
-# The latest of them, whose programs are compared.
+# The number of the latest of these steps whose programs are compared.
 _COMPARED = 2
-# Names have a % before them in the text of one version of XLA, in another's they don't.
+# Some versions of XLA write a % before names in the text, others don't.
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?\S+ = (\S+) ([\w-]+)\(([^%)]*).*", re.MULTILINE)
 _SOURCE = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
 _NAME = re.compile(r"(%?\b[A-Za-z_][\w-]*)\.\d+")
@@ -21,12 +21,12 @@ logger = logging.getLogger("spmdzero")
 
 
 class CompilingSteps:
-    """Follows how many steps compiled something; warns once when many in a row did.
+    """Counts the steps that compiled something; warns once if many in a row did.
 
     Attributes:
-        steps: how many did, the first ones among them.
-        in_a_row: how many of the latest.
-        said: the warning, None as long as there was none.
+        steps: number of steps that compiled something, including the first ones.
+        in_a_row: number of the latest steps in a row that did.
+        said: the warning, or None before it was given.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class CompilingSteps:
         self._records = False
 
     def look(self, text: Callable[[], str]) -> None:
-        """Takes down the program that is about to be compiled, if it is to be compared."""
+        """Records the program that is about to be compiled, if programs are to be compared."""
         if self._records:
             self._texts.append(text())
 
@@ -44,8 +44,8 @@ class CompilingSteps:
         """Takes note of a step.
 
         Args:
-            own: programs that were compiled for the engine's own launches.
-            elsewhere: programs that the script had compiled between them.
+            own: number of programs compiled for the engine's own launches.
+            elsewhere: number of programs compiled for the script between them.
             change: how the inputs differ from those of the step before, "" if they don't.
         """
         compiled = own + elsewhere
@@ -95,7 +95,7 @@ _SAME = (
 
 
 def difference(before: str, after: str) -> str:
-    """What the second of two programs computes otherwise than the first, and what to do.
+    """A message: where the second of two programs differs from the first, and what to do.
 
     Args:
         before, after: HLO as text, with the Python line of each operation.
@@ -108,7 +108,7 @@ def difference(before: str, after: str) -> str:
     found = [(old, line) for old, line in changed if _INSTRUCTION.match(line)]
     if not found:
         return _SAME if len(known) == len(lines) else _UNKNOWN
-    # A slice or a number is the cause; what is computed from it differs by shape only.
+    # A slice or a number is the cause; values computed from it differ by shape only.
     old, new = next(((o, n) for o, n in found if _operation(n) in (*_SLICES, "constant")), found[0])
     at = f" at {_place(new)}" if _SOURCE.search(new) else ""
     was, now = (_attributes(line) for line in (old, new))
@@ -132,13 +132,13 @@ def _operation(line: str) -> str:
 
 
 def _shape(line: str) -> str:
-    """Of what a slice is taken from, of others their own."""
+    """The shape of an operation's result; of a slice, the shape of its operand."""
     found = re.search(r"\((\S+) %?" if _operation(line) in _SLICES else r" = (\S+) ", line)
     return found[1].split("{")[0] if found else "a tensor"
 
 
 def _attributes(line: str) -> str:
-    """What sets an operation apart from others of its kind: its bounds, or its value."""
+    """The attributes that distinguish an operation from others of its kind: bounds, or value."""
     if "constant(" in line:
         return line.split("constant(")[1].split(")")[0]
     return ", ".join(re.findall(r"\w+=\{?\[?[^=]*?\}(?=,|$)", _stripped(line))) or "other operands"

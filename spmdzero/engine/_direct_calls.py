@@ -1,4 +1,4 @@
-"""Calls of a module that an engine trains without its engine: what is said and done of them."""
+"""Watches calls of an engine's module that don't go through the engine."""
 
 import logging
 import weakref
@@ -18,11 +18,12 @@ logger = logging.getLogger("spmdzero")
 
 
 class DirectCalls(ModuleHook):
-    """Hooks of an engine's module, whose forward belongs into the replica region.
+    """Hooks of an engine's module, whose forward should run in the replica region.
 
-    Outside of it the numbers are right, but each device computes all rows, which is said once.
-    Under `torch.no_grad`, or in evaluation mode, that is how people generate and measure, and
-    nothing is said. A copy or a pickle of the module does nothing: it belongs to no engine.
+    Outside of the region the numbers are right, but each device computes all rows; a warning says
+    so once. Under `torch.no_grad` or in evaluation mode people call the module to generate and
+    measure, and there is no warning. On a copy or a pickle of the module, which belongs to no
+    engine, the hooks do nothing.
     """
 
     def __init__(self, training: Training | None = None) -> None:
@@ -34,8 +35,8 @@ class DirectCalls(ModuleHook):
         """Follows calls of `module`.
 
         Args:
-            module: the engine's.
-            backwards: whether to note where in the user's code their backward passes begin.
+            module: the engine's module.
+            backwards: whether to note where in the user's code backward passes of the calls begin.
         """
         self.take_the_place_of_outlived(module)
         module.register_forward_pre_hook(self, with_kwargs=True)
@@ -44,15 +45,15 @@ class DirectCalls(ModuleHook):
 
     @property
     def outlived(self) -> bool:
-        """Whether its engine is gone."""
+        """Whether the engine of this hook is gone."""
         return self._training is None or self._training() is None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
-        """Says it where a call is one to warn of, and starts what is pending of earlier ones."""
+        """Warns of a call on the wrong path, and starts pending work of earlier calls."""
         training = self._of_direct_call(module)
         parameter = next(module.parameters(), None)
         if training is None or parameter is None or not arrays.is_mine(parameter):
-            # A module that was moved off the devices is plain torch's.
+            # A module that was moved off the devices is a plain torch module.
             return
         if "cpu" in device_types((args, dict(kwargs))):
             self._say(
@@ -66,7 +67,7 @@ class DirectCalls(ModuleHook):
             self.say_gradients(module)
 
     def note_backwards(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Has the lines of backward passes through `output` noted."""
+        """Makes backward passes through `output` note the user's line that started them."""
         training = self._of_direct_call(module)
         if training is None or not torch.is_grad_enabled():
             return
@@ -74,21 +75,21 @@ class DirectCalls(ModuleHook):
 
         def note(grad: torch.Tensor) -> None:
             of = noted()
-            # torch.autograd.grad leaves no gradient to a step.
+            # torch.autograd.grad leaves no gradient for a step.
             if of is not None and not hands_over():
-                of.direct_backward = user_line(otherwise="in a backward pass")
+                of.current.pass_direct_backward(user_line(otherwise="in a backward pass"))
 
         def hook(_: str, tensor: torch.Tensor) -> torch.Tensor:
             if tensor.requires_grad:
                 tensor.register_hook(note)
             return tensor
 
-        # In a thread of autograd's own no line of the user's is running.
+        # In a thread of autograd no line of the user's code is running.
         BackwardWatch.keep_in_thread()
         map_tensors(output, hook)
 
     def say_gradients(self, module: nn.Module) -> None:
-        """Says that gradients come from outside of the region."""
+        """Warns that gradients come from outside of the region."""
         self._say(
             module,
             "to train: outside of the replica region each device computes all rows, and a batch "
@@ -97,7 +98,7 @@ class DirectCalls(ModuleHook):
         )
 
     def _of_direct_call(self, module: nn.Module) -> Training | None:
-        """The engine's training where `module`, its own, is called without it."""
+        """The engine's training if its `module` is called without the engine, else None."""
         training = self._training() if self._training is not None else None
         if current().in_region() or training is None or training.module is not module:
             return None

@@ -1,4 +1,4 @@
-"""On how many hosts the batch of a config holds: what `spmdzero launch --elastic` may start."""
+"""The numbers of hosts on which a config's batch sizes hold, for `spmdzero launch --elastic`."""
 
 from spmdzero._to_launcher import is_elastic, is_first_start, tell
 from spmdzero.backend import runtime
@@ -8,14 +8,14 @@ from spmdzero.plan import MeshSpec
 
 
 def tell_sizes(settings: SpmdZeroConfig, batch: BatchSizes) -> None:
-    """Tells an elastic launcher on how many hosts the config's batch and mesh hold.
+    """Tells an elastic launcher the numbers of hosts on which the config's batch and mesh hold.
 
     Args:
         settings: the config.
-        batch: what it makes on the hosts that are there.
+        batch: the batch sizes on the present hosts.
 
     Raises:
-        BatchSizesError: its batch would be another on fewer hosts, or holds on no fewer.
+        BatchSizesError: fewer hosts would have a different batch, or can't have this one.
     """
     if not is_elastic():
         return

@@ -1,4 +1,4 @@
-"""The engine: DeepSpeed's forward / backward / step over a module that lives on a mesh."""
+"""The engine: DeepSpeed's forward / backward / step for a module that lives on a mesh."""
 
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -40,7 +40,7 @@ _ACCUMULATION = (
 )
 
 if TYPE_CHECKING:
-    # What `offers` and the table of refusals add, for type checkers and editors.
+    # Methods that `offers` and the table of refusals add, for type checkers and editors.
     class _Offered(
         ThreeCalls, TrainBatch, Accumulation, Launching, WallClock, Progress, ModuleMethods,
         Checkpoints, Exports, ConfigGetters, Training, Counters,
@@ -65,32 +65,33 @@ else:
 class Engine(nn.Module, _Offered):
     """Trains a module under a sharding plan, called as a DeepSpeedEngine is.
 
-    Made by `spmdzero.initialize`. What it does is done by its parts, which share a `Training`;
-    unknown attributes fall through to the module.
+    `spmdzero.initialize` makes it. Its parts do the work and share a `Training`; unknown attributes
+    are looked up in the module.
 
     Attributes:
         module: the user's module, its parameters on the devices.
-        optimizer: a `ZeroOptimizer`, None when the config and the call named none.
+        optimizer: a `ZeroOptimizer`, or None if neither the config nor the call named one.
         lr_scheduler: stepped at each gradient accumulation boundary.
         training_dataloader: the loader made from `training_data`.
         plan: where every tensor lives.
         device: the virtual device that stands for the mesh.
-        audit, doctor: what is wrong with its steps; see `spmdzero.audit`, `spmdzero.doctor`.
+        audit, doctor: find faults of its steps; see `spmdzero.audit`, `spmdzero.doctor`.
         attention: how the latest forward computes attention, call by call; empty on the CPU unless
             ``"spmd": {"attention": "kernel"}``.
         explain: whether a step fits, what it moves, what it waits for; see `spmdzero.explain`.
-        programs: what was compiled, and what was read from the devices, so far.
-        donated_inputs: kind of program -> inputs whose buffers it reuses, once compiled.
+        programs: a log of the compiled programs and of the reads from the devices so far.
+        donated_inputs: kind of program -> number of inputs whose buffers the compiled program
+            reuses.
         global_steps, micro_steps, global_samples: DeepSpeed's counters.
         capture: whether `train_batch` traces or replays, and why.
         folding: whether the three calls trace, and why.
-        flops_profiler: counts what one step computes, where the config turns it on.
+        flops_profiler: counts the operations of one step, if the config turns it on.
         monitor: writes scalars where the config says; `monitor.write_events` takes your own.
-        after_step: called after each step.
+        after_step: functions that are called after each step.
     """
 
     flops_profiler: Any
-    # Whether who drives it counts a batch's rows for a process, as clients do.
+    # Whether the caller counts a batch's rows per process, as clients do.
     _rows_of_process: ClassVar[bool] = False
 
     def __init__(
@@ -114,7 +115,7 @@ class Engine(nn.Module, _Offered):
         self._launching = launching = Launching(training)
         launching.hooks = tuple(getattr(self, registry) for registry in HOOKS)
         self.programs, self.donated_inputs = launching.programs, launching.donated_inputs
-        # With a global forward the module does what it does anyway.
+        # With a global forward a direct call of the module needs no warning.
         direct_calls = DirectCalls(training) if training.region is not None else None
         self._accumulation = accumulation = Accumulation(training, direct_calls)
         self._step_end = StepEnd(
@@ -135,7 +136,7 @@ class Engine(nn.Module, _Offered):
             calls=self._calls,
             launching=launching,
             step_end=self._step_end,
-            # The hooks of the engine run around it.
+            # Through the engine itself, so that its hooks run around the forward.
             call=weakref.proxy(self),
         )
         self._batches = TrainBatch(training, accumulation=accumulation, capture=self.capture)
@@ -152,12 +153,12 @@ class Engine(nn.Module, _Offered):
 
     @property
     def _config(self) -> DeepSpeedConfigNames:
-        # DeepSpeed's checked config, which scripts reach for.
+        # Scripts read DeepSpeed's checked config under this name.
         return DeepSpeedConfigNames(self._training.spmd_config, self._training.batch)
 
     @property
     def basic_optimizer(self) -> Any:
-        """The optimizer, which here is the same as `optimizer`: none is wrapped by another."""
+        """The same optimizer as `optimizer`: no optimizer wraps another one here."""
         return self._training.optimizer
 
     @property
@@ -166,11 +167,11 @@ class Engine(nn.Module, _Offered):
         return self._training.spmd_config.source
 
     def gradient_clipping(self) -> float:
-        """The largest global gradient norm, 0 for none."""
+        """The largest allowed global gradient norm, 0 for no clipping."""
         return self._training.spmd_config.gradient_clipping
 
     def zero_optimization_stage(self) -> int:
-        """0 to 3."""
+        """The ZeRO stage, 0 to 3."""
         return self._training.plan.stage
 
     def train(self, mode: bool = True) -> "Engine":
@@ -184,10 +185,10 @@ class Engine(nn.Module, _Offered):
         return self.train(False)
 
     def retrace(self) -> None:
-        """Has every compiled program traced once more, and compared with what it stands for.
+        """Makes every kind of micro-batch be traced once more, and compared with its program.
 
-        For code that chooses its way by something that spmdzero can't see: a global variable, the
-        time, a file. `capture.check` and `folding.check` do one half each.
+        It is for code whose path depends on something that spmdzero can't see: a global variable,
+        the time, a file. `capture.check` and `folding.check` do one half each.
         """
         self.capture.check()
         self.folding.check()

@@ -1,4 +1,4 @@
-"""The engine's state written for other programs: DeepSpeed, and whatever reads weights."""
+"""Writes the engine's state for other programs: DeepSpeed, and programs that read weights."""
 
 import os
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from spmdzero.state._training import Training
 
 
 class Exports:
-    """Writes the state of `training` for others."""
+    """Writes the state of `training` for other programs."""
 
     def __init__(self, training: Training, accumulation: Accumulation) -> None:
         self._training, self._accumulation = training, accumulation
@@ -34,23 +34,23 @@ class Exports:
         save_filename: str = "pytorch_model.bin",
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Writes the module's state dict, in the dtypes that it trains in, as one torch file.
+        """Writes the module's state dict as one torch file, in the dtypes of training.
 
-        One tensor is in memory at a time. All of them are in the system's temporary folder
-        meanwhile (`tempfile.gettempdir()`), of the first host if there are several. At stage 3 it
-        is read from the shards: DeepSpeed writes nothing there, and returns False, unless
+        One tensor is in memory at a time. Meanwhile all tensors are in the system's temporary
+        folder (`tempfile.gettempdir()`), on the first of several hosts. At stage 3 the tensors are
+        read from the shards: DeepSpeed writes nothing at that stage, and returns False, unless
         ``stage3_gather_16bit_weights_on_model_save`` is true.
 
         Args:
-            save_dir: the folder, made if need be.
+            save_dir: the folder, made if it is missing.
             save_filename: the file in it, for `torch.load(weights_only=True)`.
             exclude_frozen_parameters: leave out parameters that don't require gradients.
 
         Returns True.
 
         Raises:
-            SpmdZeroCheckpointError: the file can't be written; one of that name is as it was.
-            SpmdZeroRuntimeError: of several hosts the first, which writes, could not.
+            SpmdZeroCheckpointError: the file can't be written; an earlier file is as it was.
+            SpmdZeroRuntimeError: the first of several hosts, which writes, could not.
         """
         file = Path(save_dir) / save_filename
 
@@ -70,9 +70,9 @@ class Exports:
     def _zero3_consolidated_16bit_state_dict(
         self, exclude_frozen_parameters: bool = False
     ) -> dict[str, torch.Tensor] | None:
-        """The module's state dict, whole and on the CPU, in the dtypes that it trains in.
+        """The module's state dict, whole and on the CPU, in the dtypes of training.
 
-        What clients ask a stage 3 engine for. Parameters that are tied are one tensor.
+        Clients ask a stage 3 engine for it. Tied parameters are one tensor.
 
         Args:
             exclude_frozen_parameters: leave out parameters that don't require gradients.
@@ -81,7 +81,7 @@ class Exports:
 
         Raises:
             UsageValueError: below stage 3.
-            SpmdZeroRuntimeError: of several hosts the first could not read what others hold.
+            SpmdZeroRuntimeError: the first of several hosts could not read the parts of the others.
         """
         if self._training.plan.stage != 3:
             raise UsageValueError(
@@ -101,7 +101,7 @@ class Exports:
     def save_fp16_model(
         self, save_dir: str | os.PathLike[str], save_filename: str = "pytorch_model.bin"
     ) -> bool:
-        """DeepSpeed's old name of `save_16bit_model`."""
+        """Calls `save_16bit_model`, by DeepSpeed's old name."""
         return self.save_16bit_model(save_dir, save_filename)
 
     def save_deepspeed_checkpoint(
@@ -114,31 +114,30 @@ class Exports:
         universal: bool = True,
         ranks: int | None = None,
     ) -> bool:
-        """Writes a checkpoint that real DeepSpeed goes on from, on GPUs or anywhere.
+        """Writes a checkpoint from which real DeepSpeed can resume, on GPUs or anywhere.
 
         Args:
             save_dir, tag, client_state, save_latest: as in `save_checkpoint`.
-            universal: DeepSpeed's universal format, which any number of ranks loads with
+            universal: write DeepSpeed's universal format, which any number of ranks loads with
                 ``"checkpoint": {"load_universal": true}``; it is saved as `<tag>_universal`, and
-                the file `latest_universal` names it. False writes what the ranks of a ZeRO-1/2 run
-                would have, which exactly `ranks` ranks load.
-            ranks: for False: how many; as many as there are devices by default.
+                the file `latest_universal` names it. False writes the files that the ranks of a run
+                at this stage would write (of ZeRO-1 at stage 0), which exactly `ranks` ranks load.
+            ranks: number of ranks if `universal` is False; by default the number of devices.
 
         Returns True.
 
         Raises:
-            SpmdZeroCheckpointError: it can't be written; what was there before is as it was.
+            SpmdZeroCheckpointError: the checkpoint can't be written; earlier ones are as they were.
             SpmdZeroUsageError: without an optimizer, in the middle of gradient accumulation, or a
                 tag that is no name of a folder.
-            SpmdZeroRuntimeError: of several hosts the first, which writes, could not.
+            SpmdZeroRuntimeError: the first of several hosts, which writes, could not.
         """
         training = self._training
         self._accumulation.refuse_inside("save_deepspeed_checkpoint")
         conversion = Conversion(
             to="universal" if universal else "deepspeed",
             ranks=ranks if ranks is not None else training.mesh.replicas,
-            # DeepSpeed's files of stage 2 hold whole parameters, from which its stage 3 starts too.
-            stage=min(training.plan.stage or 1, 2),
+            stage=training.plan.stage or 1,
         )
         config = {key: value for key, value in training.spmd_config.source.items() if key != "spmd"}
         step = training.counters.global_steps

@@ -1,4 +1,4 @@
-"""The three calls with little to trace: forward, backward and update as operations of the step."""
+"""Folds forward, backward and update into single operations, so that little has to be traced."""
 
 import copy
 import dataclasses
@@ -10,10 +10,7 @@ from typing import Any
 import torch
 
 from spmdzero.backend import Passage, draw_keys, map_tensors
-from spmdzero.engine._folded_call import FoldedCall
-from spmdzero.engine._folded_pass import FoldedPass, PassTracer
-from spmdzero.engine._folded_surroundings import Surroundings
-from spmdzero.engine._following import Following
+from spmdzero.engine._folded_forward import FoldedCall, FoldedPass, ForwardContext, PassTracer
 from spmdzero.engine._input_form import UnknownInputError, freeze
 from spmdzero.engine._kinds import (
     Kind,
@@ -21,6 +18,7 @@ from spmdzero.engine._kinds import (
     Trust,
     errors_are_the_users,
 )
+from spmdzero.engine._known_kinds import KnownKinds
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._module_tracer import TracedFunction, attempt
 from spmdzero.engine._module_watch import ModuleWatch
@@ -34,11 +32,11 @@ _ALWAYS = f"{_PYTHON} at every step from now on"
 
 @dataclasses.dataclass(kw_only=True)
 class _Forwards(Trust[FoldedPass]):
-    """What is known of the forwards of one kind of input.
+    """The compared traces of the forwards of one kind of input.
 
     Attributes:
-        tracer: traces their region.
-        backwards: outputs that have a gradient -> the backward passes.
+        tracer: traces the forwards.
+        backwards: outputs that have a gradient -> the compared traces of the backward passes.
     """
 
     tracer: PassTracer
@@ -48,22 +46,24 @@ class _Forwards(Trust[FoldedPass]):
 class FoldedCalls:
     """Decides for `engine(...)`, `backward` and `step` whether they are traced or folded.
 
-    What is folded is traced once and stands in later programs as one operation, see `fold`. The
-    first three forwards of a kind are compared, and what they depend on is watched, as
-    `CapturedSteps` does. Anything else that the script does with the loss is traced.
+    A folded call is traced once and is one operation of later programs, see `fold`. The first three
+    forwards of a kind are compared, and everything they depend on is watched, as in
+    `CapturedSteps`. Other operations of the script on the loss are traced.
 
     Args:
-        training: whose.
+        training: the training of the engine.
         launching: takes note of its programs.
 
     Attributes:
-        folded, traced: forwards with gradients so far, outside of `train_batch`.
-        reason: why the latest was traced, None if it was folded.
+        folded, traced: numbers of forwards with gradients so far, outside of `train_batch`.
+        reason: why the latest forward was traced, None if it was folded.
     """
 
     def __init__(self, training: Training, launching: Launching) -> None:
         self._training, self._launching = training, launching
-        self._following: Following[_Forwards] = Following(lambda: ModuleWatch(training.module, {}))
+        self._known_kinds: KnownKinds[_Forwards] = KnownKinds(
+            lambda: ModuleWatch(training.module, {})
+        )
         self._in_program = False
         self.folded = self.traced = 0
         self.reason: str | None = None
@@ -73,30 +73,30 @@ class FoldedCalls:
         return f"FoldedCalls({self.folded} folded, {self.traced} traced{why})"
 
     def check(self) -> None:
-        """Has the next forward of each kind traced again and compared with what is folded.
+        """Makes the next forward of each kind be traced again and compared with the folded one.
 
-        For code that chooses its way by something that spmdzero can't see, as
+        It is for code whose path depends on something that spmdzero can't see, as in
         `CapturedSteps.check`.
         """
-        self._following.recheck()
+        self._known_kinds.recheck()
 
     def blocked(self) -> str | None:
-        """Why nothing may be folded now, None if it may."""
+        """Why nothing may be folded now, or None if folding is allowed."""
         training = self._training
         if not training.spmd_config.spmd.capture:
             return '"spmd": {"capture": false}'
         if training.in_train_batch:
             return "train_batch captures whole steps"
-        return block(training, self._launching, self._following.parameters)
+        return block(training, self._launching, self._known_kinds.parameters)
 
     def before_update(self) -> bool:
-        """Whether the update that follows is to be folded."""
+        """Whether the update that follows is folded; notes it for the pending program."""
         folds = self.blocked() is None
         self._in_program = self._in_program or folds
         return folds
 
     def launching(self) -> bool:
-        """Whether anything in the pending program is folded, which makes it one of its own."""
+        """Whether the pending program has a folded operation; starts anew for the next program."""
         folded, self._in_program = self._in_program, False
         return folded
 
@@ -116,12 +116,12 @@ class FoldedCalls:
                 return self._call(forwards, inputs)
             except NotCapturableError as reason:
                 self.reason = str(reason)
-                self._following.say_python(logging.INFO, _PYTHON, self.reason)
+                self._known_kinds.say_python(logging.INFO, _PYTHON, self.reason)
         self.traced += 1
         require_planned(training)
         with errors_are_the_users(forwards):
             output = training.forward(args, kwargs)
-        self._following.accept_changes()
+        self._known_kinds.accept_changes()
         return output
 
     def _call(self, forwards: _Forwards, inputs: Sequence[torch.Tensor]) -> Any:
@@ -140,24 +140,24 @@ class FoldedCalls:
             training=self._training,
             record=record,
             step=self._training.counters.global_steps,
-            surroundings=Surroundings.now(self._training.module, self._following.watch),
+            context=ForwardContext.now(self._training.module, self._known_kinds.watch),
             again=functools.partial(self._again, tracer=forwards.tracer),
             backward=functools.partial(self._backward, forwards=forwards, verify=verify),
         )
         outputs = call(tensors, keys)
         found = {id(marker): out for marker, out in zip(record.markers, outputs, strict=True)}
         self.folded, self.reason, self._in_program = self.folded + 1, None, True
-        # These are containers of the caller's own, who may write into them.
+        # The caller gets containers of his own, into which he may write.
         output = copy.deepcopy(record.output, {id(marker): marker for marker in record.markers})
         return map_tensors(output, lambda _, marker: found[id(marker)])
 
     def _verify(self, forwards: _Forwards, tensors: Sequence[torch.Tensor]) -> None:
         outcome = attempt(
-            lambda: forwards.tracer.fold(tensors), watch=self._following.watch, name="forward"
+            lambda: forwards.tracer.fold(tensors), watch=self._known_kinds.watch, name="forward"
         )
         reason = forwards.judge(outcome)
         if forwards.given_up is not None:
-            self._following.say_python(logging.WARNING, _ALWAYS, forwards.given_up)
+            self._known_kinds.say_python(logging.WARNING, _ALWAYS, forwards.given_up)
         if reason is not None:
             forwards.backwards.clear()
             raise NotCapturableError(reason)
@@ -179,12 +179,12 @@ class FoldedCalls:
         if not traced and (verify or trust.record is None) and not trust.given_up:
             with self._launching.programs.own_reads():
                 outcome = forwards.tracer.fold_backward(
-                    call.record, inputs, tuple(grads), around=call.surroundings, path=store.path
+                    call.record, inputs, tuple(grads), around=call.context, path=store.path
                 )
                 reason = trust.judge(outcome)
             if reason is not None:
                 forwards.given_up = reason
-                self._following.say_python(logging.WARNING, _ALWAYS, reason)
+                self._known_kinds.say_python(logging.WARNING, _ALWAYS, reason)
         if traced or trust.record is None:
             passage, call.passage = call.passage or call.again(call, saved), None
             forwards.tracer.backward(passage, grads, folds=False)
@@ -198,7 +198,7 @@ class FoldedCalls:
     ) -> Passage:
         end = len(saved) - call.record.traced.keys
         return tracer.again(
-            saved[:end], saved[end:], self._training.gradients.add_local, around=call.surroundings
+            saved[:end], saved[end:], self._training.gradients.add_local, around=call.context
         )
 
     def _follow_structure(self) -> str | None:
@@ -207,23 +207,25 @@ class FoldedCalls:
             return '"spmd": {"capture": false}'
         if training.region is None:
             return "the forward is global"
-        self._following.changed()
-        if not any(parameter.requires_grad for parameter in self._following.parameters):
+        self._known_kinds.changed()
+        if not any(parameter.requires_grad for parameter in self._known_kinds.parameters):
             return "no parameter requires a gradient"
-        return self._following.hook()
+        return self._known_kinds.hook()
 
     def _find(self, args: Any, kwargs: Mapping[str, Any]) -> tuple[_Forwards, list[torch.Tensor]]:
-        """What is known of forwards like this one, and its tensors."""
+        """The compared traces of forwards of this kind, and the tensors of this one's inputs."""
         try:
             form, inputs = freeze((args, kwargs))
         except UnknownInputError as error:
             raise NotCapturableError(str(error)) from error
-        following = self._following
-        kind = Kind.of(self._training, part="forward", form=form, parameters=following.parameters)
-        known = following.kinds.get(kind)
+        known_kinds = self._known_kinds
+        kind = Kind.of(self._training, part="forward", form=form, parameters=known_kinds.parameters)
+        known = known_kinds.kinds.get(kind)
         if known is None:
-            known = following.add(kind, _Forwards(tracer=PassTracer(self._training, args, kwargs)))
+            known = known_kinds.add(
+                kind, _Forwards(tracer=PassTracer(self._training, args, kwargs))
+            )
         elif not known.ready:
-            # Afresh: an earlier trace may have changed what is traced.
+            # A new tracer, as an earlier trace may have changed the module.
             known.tracer = PassTracer(self._training, args, kwargs)
         return known, inputs

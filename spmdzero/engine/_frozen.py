@@ -1,4 +1,4 @@
-"""Says once that a parameter was frozen or unfrozen after the plan was laid out."""
+"""Warns once that a parameter was frozen or unfrozen after the plan was made."""
 
 import logging
 
@@ -11,7 +11,7 @@ logger = logging.getLogger("spmdzero")
 
 
 class FreezeWatch:
-    """Compares what requires a gradient with what the plan trains, as DeepSpeed does not."""
+    """Compares the parameters that require a gradient with those that the plan trains."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
@@ -19,7 +19,7 @@ class FreezeWatch:
         self._said: set[str] = set()
 
     def look(self) -> None:
-        """Logs a warning that names the parameters that are new to it; once for each."""
+        """Logs a warning that names the parameters that changed; each parameter once."""
         now = self._now()
         if now == self._seen:
             return
@@ -45,6 +45,6 @@ class FreezeWatch:
             logger.warning(message, listed(new, most=5))
 
     def _now(self) -> list[bool]:
-        # A subclass of torch's would be asked for an answer to each, at each step.
+        # A subclass of torch's tensors would run Python for each parameter, at each step.
         with torch._C.DisableTorchFunctionSubclass():
             return [parameter.requires_grad for _, parameter in self._training.parameters]

@@ -1,4 +1,4 @@
-"""The random numbers that a trace drew, and whether they can be drawn without tracing."""
+"""Checks whether the random numbers that a trace drew can be drawn without tracing."""
 
 import random
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ class GeneratorWatch:
         self._state = torch.get_rng_state()
 
     def places_of(self, keys: Sequence[int]) -> list[int]:
-        """For each key of a draw its place among those that `draw_keys` would draw.
+        """The index of each draw's key among the keys that `draw_keys` would draw.
 
         Checkpointing draws some keys again, from a generator that it has set back.
 
         Raises:
-            NotCapturableError: something else was drawn too.
+            NotCapturableError: the trace drew other numbers too.
         """
         if _others() != self._others:
             raise NotCapturableError("the forward draws from Python's or numpy's random numbers")
@@ -44,7 +44,7 @@ class GeneratorWatch:
         return [drawn.index(key) for key in keys]
 
     def restore(self) -> None:
-        """Sets the generators back to where they were."""
+        """Sets the generators back to their state when the trace began."""
         torch.set_rng_state(self._state)
         random.setstate(self._python)
         np.random.set_state(self._numpy)

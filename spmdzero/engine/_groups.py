@@ -26,13 +26,13 @@ ParameterGroups = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Groups:
-    """What is trained, and how.
+    """The parameters that are trained, and how.
 
     Attributes:
-        rules: the update of each group.
+        rules: the update rule of each group.
         groups: torch param groups with every number that their rules need.
-        name: the optimizer, as a message calls it.
-        tested: whether DeepSpeed has it among those that it tests with ZeRO.
+        name: the optimizer's name in messages.
+        tested: whether DeepSpeed lists it among the optimizers that it tests with ZeRO.
         client: the user's own optimizer, which shares `groups`.
     """
 
@@ -44,12 +44,12 @@ class Groups:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The slots of all rules together."""
+        """The optimizer slots of all rules together."""
         return tuple(dict.fromkeys(slot for rule in self.rules for slot in rule.slots))
 
     @property
     def has_many_layouts(self) -> bool:
-        """Whether not all parameters have the same slots."""
+        """Whether some parameters have different slots from others."""
         return len({rule.slots for rule in self.rules}) > 1
 
     def slots_by_parameter(self) -> dict[torch.Tensor, tuple[str, ...]]:
@@ -58,10 +58,10 @@ class Groups:
         return {p: rule.slots for rule, group in pairs for p in group["params"]}
 
     def require_tested(self, *, stage: int, allowed: bool) -> None:
-        """Refuses with ZeRO what DeepSpeed refuses (runtime/engine.py).
+        """Refuses the optimizers that DeepSpeed refuses with ZeRO (runtime/engine.py).
 
         Raises:
-            SpmdZeroConfigError: an optimizer that is not in DeepSpeed's list, and not `allowed`.
+            SpmdZeroConfigError: the optimizer is not in DeepSpeed's list, and not `allowed`.
         """
         if stage > 0 and not self.tested and not allowed:
             raise SpmdZeroConfigError(
@@ -75,7 +75,7 @@ class Groups:
 
 @dataclasses.dataclass(frozen=True)
 class Members:
-    """Which tensors a param group may hold.
+    """The tensors that a param group may hold.
 
     Attributes:
         names: parameter of the model -> its name.
@@ -90,7 +90,7 @@ class Members:
         return [parameter for parameter in self.names if parameter.requires_grad]
 
     def of(self, group: Mapping[str, Any]) -> list[torch.Tensor]:
-        """The parameters of one group, as they are now."""
+        """The parameters of one group; those moved to the devices replace the given ones."""
         given = group["params"]
         given = [given] if isinstance(given, torch.Tensor) else list(given)
         for parameter in given:
@@ -102,7 +102,7 @@ class Members:
         return [self.renewed.get(parameter, parameter) for parameter in given]
 
     def check(self, groups: list[dict[str, Any]]) -> None:
-        """Raises SpmdZeroUsageError for a stranger, or a parameter that is in two groups."""
+        """Raises SpmdZeroUsageError for a tensor of no model, or a parameter in two groups."""
         seen: set[torch.Tensor] = set()
         for index, group in enumerate(groups):
             for parameter in group["params"]:
@@ -124,12 +124,12 @@ def find_groups(
     *,
     device: torch.device,
 ) -> Groups | None:
-    """What the arguments of `initialize` and its config train; None without an optimizer.
+    """The groups that `initialize`'s arguments and config train; None without an optimizer.
 
     Raises:
         SpmdZeroConfigError: the optimizer can't run on shards, or its parameters are wrong.
-        SpmdZeroUsageError: there is nothing to train, a stranger among the parameters, or an
-            optimizer that has taken steps.
+        SpmdZeroUsageError: there is nothing to train, a tensor that is no parameter of the model,
+            or an optimizer that has taken steps.
     """
     given = list(model_parameters) if model_parameters is not None else None
     if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
@@ -144,7 +144,7 @@ def find_groups(
 def _from_torch(
     optimizer: torch.optim.Optimizer, members: Members, *, device: torch.device
 ) -> Groups:
-    """The groups of a user's torch optimizer; the same dicts, so that schedules reach them."""
+    """The groups of a user's torch optimizer, as the same dicts, so that schedules reach them."""
     # Adagrad fills its state when it is made, with the step at 0.
     if any(float(state.get("step", 1)) > 0 for state in optimizer.state.values()):
         raise SpmdZeroUsageError(
@@ -156,8 +156,8 @@ def _from_torch(
         raise SpmdZeroUsageError(
             "there is nothing to train: no param group of the optimizer has a parameter"
         )
-    # DeepSpeed drops groups without parameters, and with them moves the others away from the lr
-    # that a schedule has for each by its place.
+    # Groups without parameters stay. DeepSpeed drops them, which moves the later groups away from
+    # the lr that a schedule has for each group by its index.
     rules = rules_from_torch(optimizer, device=device)
     for group in optimizer.param_groups:
         group["params"] = members.of(group)

@@ -50,26 +50,29 @@ def initialize(
     """Places a module and its training state on all devices; DeepSpeed's signature.
 
     Args:
-        args: a namespace whose `deepspeed_config` names the JSON, where `config` is not given.
+        args: a namespace whose `deepspeed_config` names the JSON if `config` is not given.
         model: on the CPU, on the XLA device, or (with `weights`) on the meta device. It is moved
             in place: parameters replicated (bf16 when the config says so), optimizer states
             sharded by the config's ZeRO stage.
         optimizer: None takes the config's; a torch optimizer whose update is elementwise, or a
-            callable from parameters (or groups) to one, brings its own param groups.
-        model_parameters: parameters or param groups to train; the module's trainable ones.
+            callable that makes one from parameters (or groups), brings its own param groups.
+        model_parameters: parameters or param groups to train; by default the module's trainable
+            parameters.
         training_data: a dataset for the returned loader.
-        lr_scheduler: None takes the config's; one bound to `optimizer`, or a callable making it.
-        distributed_port: without meaning, the launcher's environment names the port.
+        lr_scheduler: None takes the config's; a schedule bound to `optimizer`, or a callable that
+            makes one from the optimizer.
+        distributed_port: has no effect; the launcher's environment names the port.
         dist_init_required: False requires that `init_distributed` was called before.
-        mpu, mesh_param: refused, tensor parallelism is not ZeRO's.
+        mpu, mesh_param: refused, as tensor parallelism is not part of ZeRO.
         collate_fn: samples -> batch, for the loader.
         config: path of a DeepSpeed JSON, or its dict. `config_params` is the old name.
-        weights: spmdzero's own: a safetensors file, its index, a folder with either, or a function
-            from a tensor's name to its value on the CPU. Parameters and buffers are filled one at
-            a time, in the model's dtype; those with ``persistent=False`` may be missing there.
-        engine_class: spmdzero's own: a class of engines that adapts them to who drives them.
+        weights: an argument of spmdzero: a safetensors file, its index, a folder with either, or a
+            function from a tensor's name to its value on the CPU. Parameters and buffers are filled
+            one at a time, in the model's dtype; buffers with ``persistent=False`` may be missing
+            there.
+        engine_class: an argument of spmdzero: a subclass of `Engine` that adapts it to a framework.
 
-    Returns engine, its optimizer, the loader (None without `training_data`) and the schedule.
+    Returns the engine, its optimizer, the loader (None without `training_data`) and the schedule.
 
     Raises:
         SpmdZeroConfigError: the config can't be honoured.

@@ -1,4 +1,4 @@
-"""What of a micro-batch's inputs decides which program it becomes."""
+"""The form of a micro-batch's inputs, which decides which program runs it."""
 
 import collections
 import dataclasses
@@ -14,7 +14,7 @@ _VALUES = (str, bytes, int, float, complex, bool, type(None), torch.device, torc
 
 
 class UnknownInputError(TypeError):
-    """An input whose value can't be compared with that of another step."""
+    """Raised for an input whose value can't be compared between steps."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,8 +22,8 @@ class InputForm:
     """The inputs of one forward, placed on the devices.
 
     Attributes:
-        form: containers and their attributes, values that are no tensors, and of each tensor the
-            shape, dtype, batch dim, sharding and which earlier one it shares its buffer with.
+        form: containers and their attributes, values that are no tensors, and each tensor's shape,
+            dtype, batch dim, sharding and the first tensor that has the same buffer.
         tensors: the tensors, in the order of `form`.
     """
 
@@ -44,7 +44,7 @@ class InputForm:
 
 
 def freeze(tree: Any) -> tuple[Hashable, list[torch.Tensor]]:
-    """The form of `tree` without shardings and shared buffers, and its tensors in that order.
+    """The form of `tree`, without shardings and shared buffers, and its tensors in that order.
 
     Raises:
         UnknownInputError: see `InputForm.of`.
@@ -79,7 +79,7 @@ def _freeze(tree: Any, tensors: list[torch.Tensor]) -> Hashable:
 
 
 def _beside(container: Any) -> Hashable:
-    """The attributes of a container that are not its items: a class of the user's may have some."""
+    """The attributes of a container beside its items, which a user's class may have."""
     own = getattr(container, "__dict__", None)
     if not own:
         return None

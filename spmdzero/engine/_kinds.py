@@ -1,4 +1,4 @@
-"""Kinds of micro-batch: what tells them apart, and how far the traces of one can be relied on."""
+"""Kinds of micro-batch: how they differ, and how far the traces of a kind can be trusted."""
 
 import contextlib
 import dataclasses
@@ -12,29 +12,29 @@ from spmdzero.config import BatchSizes
 from spmdzero.state._training import Training
 from spmdzero.step._numbers import fixed_numbers
 
-# Traces that must be equal before one stands for later steps: the first, and two to compare.
+# Number of traces that must be equal before one is used for later steps.
 TRACES = 3
-# Traces in a row that can't stand for later steps, after which no more are looked at.
+# Number of unusable traces in a row after which a kind gets no more comparisons.
 _FAILURES = 4
 
 
 class NotCapturableError(Exception):
-    """Why a trace can't stand for later steps."""
+    """Says why a trace can't be used for later steps."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What a compiled program depends on beside the module's structure, which is watched.
+    """Everything that a compiled program depends on, except the watched structure of the module.
 
     Attributes:
-        part: of the step: a forward, or a micro-batch that ends the step or doesn't.
-        form: of the inputs, see `InputForm`.
-        requires_grad: of each parameter.
-        batch: the plan is the config's and the batch's.
+        part: part of the step: a forward, or a micro-batch that ends the step or doesn't.
+        form: form of the inputs, see `InputForm`.
+        requires_grad: `requires_grad` of each parameter.
+        batch: the batch sizes, which with the config decide the plan.
         groups: the ids of the parameters of each param group.
-        numbers: those of the groups that are constants of the program.
+        numbers: the numbers of the groups that are constants of the program.
         default: torch's default dtype.
-        autocast: dtype of `torch.autocast` on the devices, None where it is off.
+        autocast: dtype of `torch.autocast` on the devices, None if it is off.
     """
 
     part: Hashable
@@ -55,7 +55,7 @@ class Kind:
         form: Hashable,
         parameters: Iterable[torch.Tensor],
     ) -> "Kind":
-        """The kind of what `training` is about to run."""
+        """The kind of the micro-batch or forward that `training` is about to run."""
         optimizer = training.optimizer
         groups = optimizer.param_groups if optimizer is not None else []
         return cls(
@@ -71,16 +71,16 @@ class Kind:
 
 
 def autocast_dtype() -> torch.dtype | None:
-    """The dtype of `torch.autocast` on the devices, None where it is off."""
+    """The dtype of `torch.autocast` on the devices, None if it is off."""
     devices = current().device_type
     return torch.get_autocast_dtype(devices) if torch.is_autocast_enabled(devices) else None
 
 
 class Comparable(Protocol):
-    """What a trace came to."""
+    """The result of a trace, which can be compared with another result."""
 
     def difference(self, other: Any) -> str | None:
-        """Why `other` is another step than this one, None if it is the same."""
+        """How `other` differs from this result, or None if they are the same."""
 
 
 Traced = TypeVar("Traced", bound=Comparable)
@@ -88,13 +88,13 @@ Traced = TypeVar("Traced", bound=Comparable)
 
 @dataclasses.dataclass(kw_only=True)
 class Trust(Generic[Traced]):
-    """What the traces of one kind came to.
+    """The results of comparing the traces of one kind.
 
     Attributes:
-        record: the first of those that are equal; None where the latest can't stand for others.
-        equal: how many traces in a row were the same.
-        failures: how many in a row were not.
-        given_up: why no more are looked at.
+        record: the first of the equal traces; None if the latest trace can't be used.
+        equal: number of traces in a row that were the same.
+        failures: number of traces in a row that were not.
+        given_up: why no more traces are compared, or None.
     """
 
     record: Traced | None = None
@@ -108,24 +108,24 @@ class Trust(Generic[Traced]):
         return self.equal >= TRACES
 
     def recheck(self) -> None:
-        """Has the next micro-batch traced once more, and compared."""
+        """Makes the next micro-batch be traced once more, and compared."""
         self.equal = min(self.equal, TRACES - 1)
 
     def forgive(self) -> None:
-        """What was traced instead of the latest failure raised too: an error of the user's."""
+        """Takes back the latest failure: the plain run raised too, so the error is the user's."""
         if self.failures < _FAILURES:
             self.failures = max(0, self.failures - 1)
 
     def judge(self, outcome: Traced | NotCapturableError) -> str | None:
-        """Takes note of a trace; returns why it can't stand for others, None if it may."""
+        """Takes note of a trace; returns why it can't be used for others, or None."""
         if isinstance(outcome, NotCapturableError):
             reason, self.equal, self.record = str(outcome), 0, None
         else:
             known = self.record
             reason = known.difference(outcome) if known is not None else None
             self.equal = self.equal + 1 if reason is None else 1
-            # Each has constants of its own, and two records in one step would make it another
-            # program.
+            # Each record has constants of its own, and two records in one step would need a
+            # different program.
             if known is None or reason is not None:
                 self.record = outcome
         self.failures = 0 if reason is None else self.failures + 1
@@ -136,7 +136,7 @@ class Trust(Generic[Traced]):
 
 @contextlib.contextmanager
 def errors_are_the_users(trust: Trust[Any] | None) -> Iterator[None]:
-    """Around what is traced for want of a record: who raises here raised in the trace before."""
+    """Surrounds a plain run after a failed trace: an error raised inside it is the user's."""
     try:
         yield
     except BaseException:

@@ -1,4 +1,4 @@
-"""Starting a step's programs on the devices, and showing them to those who want to see."""
+"""Starts a step's programs on the devices, and shows them to observers."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -8,25 +8,26 @@ import torch
 
 from spmdzero._logging import log_once
 from spmdzero.backend import counters, memory_maps, programs, runtime
-from spmdzero.engine._compile_lines import explained
-from spmdzero.engine._programs import Call, Compiled, ProgramLog
+from spmdzero.engine._programs import Call, Compiled, ProgramLog, explained
 from spmdzero.engine._repeated_rows import RepeatedRows
 from spmdzero.engine._snapshot import StepGraph
 from spmdzero.state._training import Training
 
 
 class Launching:
-    """What is handed to the compiler.
+    """Compiles and starts the pending programs of an engine.
 
     Args:
-        training: whose steps.
+        training: the training of the engine.
 
     Attributes:
-        programs: what was compiled, and what was read from the devices, so far.
-        donated_inputs: kind of program -> inputs whose buffers it reuses, once compiled.
-        observers: see each program's pending graph.
+        programs: a log of the compiled programs and of the reads from the devices so far.
+        donated_inputs: kind of program -> number of inputs whose buffers the compiled program
+            reuses.
+        observers: functions that take each program's pending graph.
         hooks: registries of hooks around the three calls, which run Python at each step.
-        summed: what sums the rows of the engine's outputs into the latest loss, see `StepGraph`.
+        summed: the node that sums the rows of the engine's outputs into the latest loss, see
+            `StepGraph`.
     """
 
     def __init__(self, training: Training) -> None:
@@ -39,9 +40,9 @@ class Launching:
         self.summed: str | None = None
 
     def launch_states(self) -> None:
-        """Compiles and starts what makes the first state.
+        """Compiles and starts the program that makes the first state.
 
-        Still pending, it would make the first step another program than the second.
+        If it were still pending, the first step would need a different program from the second.
         """
         before = Compiled.so_far()
         with explained("what makes the first state"):
@@ -69,14 +70,14 @@ class Launching:
         )
 
     def launch(self, kind: str, *, folded: bool) -> Exception | None:
-        """Compiles and starts what is pending; returns what an observer raised.
+        """Compiles and starts the pending program; returns the error that an observer raised.
 
-        The update is pending by then, and would run with whatever comes next: the step has to be
-        ended before its error is raised.
+        The update is part of the pending program, and would otherwise run with the next one: the
+        step has to be ended before the observer's error is raised.
 
         Args:
             kind: ``"micro"``, or ``"boundary"`` with the update in it.
-            folded: whether operations of it stand for folded calls.
+            folded: whether some of its operations are folded calls.
         """
         self.programs.launching(self._training.counters.global_steps)
         failure = self._show(kind) if self.observers else None
@@ -89,7 +90,7 @@ class Launching:
         return failure
 
     def compiling(self, kind: str, *, new: bool = True) -> contextlib.AbstractContextManager[None]:
-        """Around what compiles a program of that kind, if it is new: explains a long silence."""
+        """Surrounds the compilation of a program; explains a long silence if it is `new`."""
         what = "the micro-batch before the step's last"
         if kind == "boundary":
             alone = self._training.batch.accumulation == 1
@@ -97,7 +98,7 @@ class Launching:
         return explained(what, often="once for each shape of its inputs", new=new)
 
     def started(self, kind: str, compiled: Compiled) -> None:
-        """Takes note of a captured program, compiled by so much, that was started as `kind`."""
+        """Takes note that a captured program was started as `kind`, after compiling `compiled`."""
         self.note_call()
         self.programs.launching(self._training.counters.global_steps)
         self._launched(kind, f"captured {kind}", compiled)
@@ -109,11 +110,11 @@ class Launching:
             self._make_room()
 
     def _show(self, kind: str) -> Exception | None:
-        """Hands what is pending to the observers; returns what the first of them raised."""
+        """Hands the pending graph to the observers; returns the first error that they raised."""
         failure: Exception | None = None
         training, optimizer = self._training, self._training.optimizer
         outputs = training.named_tensors()
-        outputs |= {f"loss/{i}": loss for i, loss in enumerate(training.losses)}
+        outputs |= {f"loss/{i}": loss for i, loss in enumerate(training.current.losses)}
         if kind == "boundary" and optimizer and optimizer.grad_norm is not None:
             outputs["norm/global"] = optimizer.grad_norm
         graph = StepGraph(kind=kind, outputs=outputs, rows=self._rows, summed=self.summed)
@@ -128,8 +129,8 @@ class Launching:
         return failure
 
     def _program_text(self) -> str:
-        tensors = [*self._training.named_tensors().values(), *self._training.losses]
-        # The script may have had everything computed before a micro-batch ends.
+        tensors = [*self._training.named_tensors().values(), *self._training.current.losses]
+        # The script may have everything computed before a micro-batch ends.
         return programs.text(tensors)
 
     def _make_room(self) -> None:
@@ -145,7 +146,7 @@ class Launching:
     def observe(self, observer: Callable[[StepGraph], None]) -> Iterator[None]:
         """Hands `observer` each program's pending graph just before it is compiled and run.
 
-        An `Exception` of its own is raised once the micro-batch is done.
+        An `Exception` that `observer` raises is raised once the micro-batch is done.
         """
         self.observers.append(observer)
         try:

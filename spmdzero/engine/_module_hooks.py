@@ -1,4 +1,4 @@
-"""Hooks that engines leave on a module, of which the next engine of that module needs few."""
+"""Hooks that engines leave on a module, and that the module's next engine removes."""
 
 from typing import Any
 
@@ -18,11 +18,11 @@ class ModuleHook:
 
     @property
     def outlived(self) -> bool:
-        """Whether nobody misses it when a new one of its kind is registered."""
+        """Whether the hook can be removed when a new one of its kind is registered."""
         raise NotImplementedError
 
     def take_the_place_of_outlived(self, module: nn.Module) -> None:
-        """Removes those of its kind from `module` and all of its submodules."""
+        """Removes outlived hooks of this kind from `module` and all of its submodules."""
         for part in module.modules():
             for registry in _REGISTRIES:
                 hooks = getattr(part, registry)

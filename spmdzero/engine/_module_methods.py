@@ -1,4 +1,4 @@
-"""An engine's module and data by DeepSpeed's method names."""
+"""Methods for an engine's module and data, under DeepSpeed's names."""
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -29,7 +29,7 @@ class ModuleMethods:
         keep_vars: bool = False,
         exclude_frozen_parameters: bool = False,
     ) -> dict[str, Any]:
-        """The module's state dict, on the devices, perhaps without its frozen parameters."""
+        """The module's state dict on the devices, with or without its frozen parameters."""
         state = {} if destination is None else destination
         self._training.module.state_dict(destination=state, prefix=prefix, keep_vars=keep_vars)
         if exclude_frozen_parameters:
@@ -39,7 +39,7 @@ class ModuleMethods:
         return state
 
     def empty_partition_cache(self) -> None:
-        """Nothing: no gathered parameter outlives the operations that use it."""
+        """Does nothing: no gathered parameter outlives the operations that use it."""
 
     def load_module_state_dict(
         self,
@@ -54,13 +54,14 @@ class ModuleMethods:
 
         Args:
             checkpoint: holds the state dict under ``"module"``.
-            strict: names must match, but for `allowed_missing_keys`.
-            custom_load_fn: called as `custom_load_fn(src=..., dst=module)` in place of torch's.
-            fetch_z3_params, z3_params_to_fetch: without meaning: a parameter is written
-                as a whole at every stage.
+            strict: names must match, except for `allowed_missing_keys`.
+            custom_load_fn: called as `custom_load_fn(src=..., dst=module)` instead of torch's
+                method.
+            fetch_z3_params, z3_params_to_fetch: have no effect; a parameter is written as a whole
+                at every stage.
 
         Raises:
-            SpmdZeroUsageError: there is no ``"module"``; names don't match, and
+            SpmdZeroUsageError: there is no ``"module"``; or names don't match, and
                 `allowed_missing_keys` is given.
             RuntimeError: names don't match, from torch.
         """
@@ -104,14 +105,14 @@ class ModuleMethods:
             dataset: map-style or iterable.
             batch_size: None, or the config's micro-batch size.
             route: ``"train"`` shuffles, ``"eval"`` and ``"predict"`` keep the order.
-            pin_memory: without meaning, XLA copies from ordinary memory.
-            data_sampler: refused; devices' rows are chosen as DeepSpeed's ranks would.
+            pin_memory: has no effect, as XLA copies from ordinary memory.
+            data_sampler: refused; the loader chooses each device's rows as DeepSpeed's ranks would.
             collate_fn: samples -> batch.
-            num_local_io_workers: processes that read.
+            num_local_io_workers: number of processes that read.
 
         Raises:
-            UsageValueError: not a dataset.
-            SpmdZeroUsageError: another batch size, or a sampler.
+            UsageValueError: `dataset` is not a dataset.
+            SpmdZeroUsageError: a batch size that is not the config's, or a sampler.
         """
         if not (self.is_map_style_dataset(dataset) or self.is_iterable_style_dataset(dataset)):
             raise UsageValueError(
@@ -153,7 +154,7 @@ class ModuleMethods:
         return isinstance(obj, IterableDataset)
 
     def allreduce_gradients(self, bucket_size: int = 500000000) -> None:
-        """Nothing: the step's program reduces gradients where the plan needs it."""
+        """Does nothing: the step's program reduces gradients where the plan needs it."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients summed so far."""
@@ -161,11 +162,11 @@ class ModuleMethods:
 
 
 class MastersFollow(ModuleHook):
-    """Hooks of each submodule: what `load_state_dict` wrote becomes the optimizer's masters.
+    """Hooks of each submodule that copy what `load_state_dict` wrote to the optimizer's masters.
 
-    Otherwise the masters would undo it at the next step. The masters of what a partial state dict
-    leaves alone keep their digits. A copy or a pickle of the module does nothing: it belongs to no
-    engine.
+    Otherwise the masters would undo the load at the next step. The masters of parameters that a
+    partial state dict leaves out keep their digits. On a copy or a pickle of the module, which
+    belongs to no engine, the hooks do nothing.
     """
 
     def __init__(self, optimizer: ZeroOptimizer | None = None) -> None:
@@ -174,7 +175,7 @@ class MastersFollow(ModuleHook):
         self._stamps: dict[torch.Tensor, object] = {}
 
     def watch(self, model: nn.Module) -> None:
-        """Follows loads into `model` and into each of its submodules."""
+        """Watches loads into `model` and into each of its submodules."""
         self.take_the_place_of_outlived(model)
         for module in model.modules():
             module.register_load_state_dict_pre_hook(self._before)
@@ -182,7 +183,7 @@ class MastersFollow(ModuleHook):
 
     @property
     def outlived(self) -> bool:
-        """Whether its engine is gone."""
+        """Whether the engine of this hook is gone."""
         return self._optimizer() is None
 
     def _before(
@@ -194,7 +195,7 @@ class MastersFollow(ModuleHook):
                 "others. Leave assign out: values are copied onto the devices"
             )
         if current().in_region():
-            # A forward loads into a replica's copies, whose masters follow as after any write.
+            # A forward loads into a replica's copies; the masters follow them as after any write.
             return
         for parameter in module.parameters(recurse=False):
             # The user may have moved the module off the devices, and its engine with it.

@@ -1,4 +1,4 @@
-"""The user's Python traced with stand-ins: a module's forward as a function of tensors."""
+"""Traces the user's Python with stand-ins: a module's forward as a function of tensors."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,11 +30,11 @@ Traced = TypeVar("Traced")
 
 
 class ModuleTracer:
-    """Runs a module on other parameters, buffers and inputs than its own.
+    """Runs a module on given parameters, buffers and inputs instead of its own.
 
     Args:
-        training: whose.
-        args, kwargs: the placed inputs, of which only the form matters.
+        training: the training of the engine.
+        args, kwargs: the placed inputs; only their form matters.
 
     Raises:
         SpmdZeroUsageError: the module has a parameter that wasn't planned.
@@ -46,7 +46,7 @@ class ModuleTracer:
     def __init__(self, training: Training, args: Any, kwargs: Mapping[str, Any]) -> None:
         require_planned(training)
         self._training, self.forward = training, training.forward
-        # It keeps forms, and not the batch itself, which would stay on the devices.
+        # It keeps the inputs' forms, and not the batch itself, which would stay on the devices.
         self._inputs = map_tensors((args, dict(kwargs)), lambda _, leaf: _like(leaf, meta()))
         self.parameters = dict(training.module.named_parameters())
         self._trained = {name: p.requires_grad for name, p in self.parameters.items()}
@@ -54,7 +54,7 @@ class ModuleTracer:
 
     @property
     def names(self) -> list[str]:
-        """Of `state`, as those of `StepProgram`."""
+        """The names of the tensors of `state`, as in `StepProgram`."""
         parameters = [f"parameter/{name}" for name in self.parameters]
         return parameters + [f"buffer/{name}" for name in self.buffers]
 
@@ -64,11 +64,11 @@ class ModuleTracer:
         return (*self.parameters.values(), *self.buffers.values())
 
     def passage(self, tensors: Sequence[torch.Tensor], *, key: KeySource, sink: Any) -> Passage:
-        """One forward.
+        """Traces one forward.
 
         Args:
-            tensors: in the place of `state` and the inputs.
-            key: of random draws.
+            tensors: used in place of `state` and the inputs.
+            key: gives the keys of random draws.
             sink: takes each parameter's name and gradient in a backward.
 
         Raises:
@@ -86,9 +86,9 @@ class ModuleTracer:
         return passage
 
     def known(self, state: Sequence[torch.Tensor]) -> set[int]:
-        """Handles of what the module may read beside `state`, and beside what it is handed.
+        """Handles of the buffers that the module may read beside `state` and its inputs.
 
-        An attribute over a buffer of the state is not among them: steps write there.
+        An attribute that shares a buffer of the state is not among them: steps write there.
         """
         region = self._training.region
         known = {*arrays.buffer_handles([region.replicas])} if region is not None else set()
@@ -98,20 +98,20 @@ class ModuleTracer:
         return known
 
     def refuse_reads(self) -> None:
-        """Raises NotCapturableError for a read whose refusal was caught where it happened."""
+        """Raises NotCapturableError for a read whose refusal the user's code caught."""
         if self.forward.read_at is not None:
             refuse_read(at=self.forward.read_at)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TracedFunction:
-    """A function that ran the user's Python once, folded.
+    """A folded function, made by running the user's Python once.
 
     Attributes:
         function: takes the keys of its random draws after its inputs.
-        draws: for each key its place among those that `draw_keys` draws: checkpointing draws some
+        draws: the index of each key among those that `draw_keys` draws: checkpointing draws some
             keys again.
-        labels: what else must be the same in each trace.
+        labels: values that must also be the same in each trace.
     """
 
     function: FoldedFunction
@@ -120,21 +120,21 @@ class TracedFunction:
 
     @property
     def keys(self) -> int:
-        """How many keys it draws."""
+        """Number of keys that the function draws."""
         return len(set(self.draws))
 
     def labelled(self, *labels: Any) -> "TracedFunction":
-        """The same with these labels."""
+        """The same function with these labels."""
         return dataclasses.replace(self, labels=labels)
 
     def narrowed(self, state: int, end: int) -> tuple["TracedFunction", list[int]]:
-        """The same of what it reads of the state, the rest, and each key once.
+        """The same function of only the state that it reads, the other inputs, and each key once.
 
         Args:
-            state: the first so many inputs are state.
-            end: the keys come after this many inputs.
+            state: number of the first inputs that are state.
+            end: number of inputs before the keys.
 
-        Returns also which of the state it reads.
+        Returns the function and the indices of the state that it reads.
         """
         order = [i for i in range(end) if i >= state or i in self.function.reads]
         moved = {old: new for new, old in enumerate(order)}
@@ -143,7 +143,7 @@ class TracedFunction:
         return narrow, [index for index in order if index < state]
 
     def difference(self, other: "TracedFunction") -> str | None:
-        """Why `other` is another function than this one, None if it is the same."""
+        """How `other` differs from this function, or None if they are the same."""
         mine, its = self.function, other.function
         if (mine.proto, mine.arrangement, self.draws, self.labels) != (
             *(its.proto, its.arrangement, other.draws, other.labels),
@@ -170,16 +170,16 @@ def fold_python(
     known: Collection[int],
     seeds: bool = False,
 ) -> TracedFunction:
-    """Folds `function`, which runs the user's Python; draws nothing from a generator.
+    """Folds `function`, which runs the user's Python; leaves the generators as they were.
 
     Args:
         function: see `fold`.
         tensors: its inputs.
-        known: handles of buffers that it may read beside them.
-        seeds: it may draw from the devices' own generator.
+        known: handles of buffers that it may read beside its inputs.
+        seeds: whether it may draw from the devices' own generator.
 
     Raises:
-        NotCapturableError: it read or drew what may be another the next time.
+        NotCapturableError: it read or drew a value that may differ the next time.
     """
     keys: list[torch.Tensor] = []
     values: list[int] = []
@@ -197,7 +197,7 @@ def fold_python(
     finally:
         generators.restore()
     read = [constant for constant in folded.constants if not (seeds and constant.is_seed)]
-    for found in compiler.strangers(read, uploads, known=known):
+    for found in compiler.unknown_values(read, uploads, known=known):
         raise NotCapturableError(
             f"the forward uses a tensor {list(found.tensor.shape)} that is neither an input nor "
             "part of the module: register it as a buffer"
@@ -208,12 +208,12 @@ def fold_python(
 def attempt(
     trace: Callable[[], Traced], *, watch: ModuleWatch, name: str
 ) -> Traced | NotCapturableError:
-    """What `trace` returns, or why it can't stand for later steps.
+    """The result of `trace`, or why it can't be used for later steps.
 
     Args:
         trace: folds something.
-        watch: the module as it is, and will be again.
-        name: of what is folded, in reasons.
+        watch: the module's present state, which is restored.
+        name: the name in reasons of the call that is folded.
     """
     outcome = _try(trace)
     if change := watch.change():
@@ -229,12 +229,13 @@ def _try(trace: Callable[[], Traced]) -> Traced | NotCapturableError:
     except StandInKeptError:
         return NotCapturableError("the forward keeps a tensor outside of the module")
     except (NotCapturableError, SpmdZeroError, RuntimeError) as error:
-        # The error itself isn't kept: its frames hold what was traced. A real one comes again.
+        # The error isn't kept: its frames hold traced tensors. A real error is raised again by the
+        # plain run.
         return NotCapturableError(str(error))
 
 
 def refuse_read(_: torch.Tensor | None = None, *, at: str | None = None) -> NoReturn:
-    """Raises NotCapturableError for a read of a value, here or at another line."""
+    """Raises NotCapturableError for a read of a value, at the running line or at `at`."""
     raise NotCapturableError(
         f"the forward, or what it has run in backward, reads a value from the devices at "
         f"{at or user_line()}, by which Python may choose its way"
@@ -242,7 +243,7 @@ def refuse_read(_: torch.Tensor | None = None, *, at: str | None = None) -> NoRe
 
 
 def meta() -> torch.Tensor:
-    """Stands for one tensor in a structure, and is nothing but itself."""
+    """A new meta tensor that marks the place of one tensor in a structure."""
     return torch.empty(0, device="meta")
 
 

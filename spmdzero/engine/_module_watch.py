@@ -1,4 +1,4 @@
-"""Notices that a module is not what it was when its step was traced."""
+"""Notices that a module has changed since its step was traced."""
 
 import argparse
 import collections
@@ -6,16 +6,105 @@ import dataclasses
 import enum
 import itertools
 import operator
+import pickle
+import random
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from spmdzero.backend import arrays
-from spmdzero.engine._watched_content import WatchedContent, content_of
+
+# Tensors with more elements are data, which is not copied: such a tensor is watched by its version
+# only, such a numpy array not at all.
+_MOST_ELEMENTS = 1 << 16
+
+
+class WatchedContent:
+    """The content of an object, now and when the watch was made.
+
+    Args:
+        name: the object's name in messages.
+        stamp: reads a value that changes with the content, to be compared.
+        restore: puts the content back.
+    """
+
+    def __init__(
+        self, name: str, stamp: Callable[[], object], restore: Callable[[], object]
+    ) -> None:
+        self._name, self._stamp, self._restore = name, stamp, restore
+        self._seen = stamp()
+
+    def change(self) -> str | None:
+        """The change in words, or None."""
+        return None if self._stamp() == self._seen else f"{self._name} was written"
+
+    def restore(self) -> None:
+        """Undoes the change."""
+        self._restore()
+        self._seen = self._stamp()
+
+
+def content_of(name: str, value: Any) -> WatchedContent | None:
+    """Watches `value` if it is a tensor, a numpy array or a generator of random numbers."""
+    if isinstance(value, torch.Tensor):
+        # A tensor made in inference mode has no version, and can't be written outside of it.
+        if value.is_inference():
+            return None
+        if arrays.is_mine(value):
+            # A clone costs nothing as long as neither tensor is written.
+            before = value.detach().clone()
+            return WatchedContent(
+                name,
+                lambda: arrays.write_stamp(value),
+                lambda: arrays.set_value(value, before),
+            )
+        if value.device.type != "cpu":
+            return None
+        kept = value.detach().clone() if value.numel() <= _MOST_ELEMENTS else None
+        return WatchedContent(
+            name,
+            # The version doesn't show a write through `.data`, or into memory shared with numpy.
+            lambda: value._version,
+            lambda: None if kept is None else value.detach().copy_(kept),
+        )
+    if isinstance(value, np.ndarray):
+        if value.size > _MOST_ELEMENTS:
+            return None
+        before = value.copy()
+        return WatchedContent(name, value.tobytes, lambda: np.copyto(value, before))
+    for kind, get, put in _GENERATORS:
+        if isinstance(value, kind):
+            return _generator(name, value, get, put)
+    return None
+
+
+def _generator(
+    name: str, value: Any, get: Callable[[Any], Any], put: Callable[[Any, Any], None]
+) -> WatchedContent:
+    state = get(value)
+    return WatchedContent(name, lambda: pickle.dumps(get(value)), lambda: put(value, state))
+
+
+def _set_bits(generator: np.random.Generator, state: Any) -> None:
+    generator.bit_generator.state = state
+
+
+_GENERATORS: tuple[tuple[type, Callable[[Any], Any], Callable[[Any, Any], None]], ...] = (
+    (random.Random, random.Random.getstate, random.Random.setstate),
+    (np.random.RandomState, np.random.RandomState.get_state, np.random.RandomState.set_state),
+    (np.random.Generator, operator.attrgetter("bit_generator.state"), _set_bits),
+    (
+        torch.Generator,
+        lambda generator: generator.get_state().numpy(),
+        lambda generator, state: generator.set_state(torch.from_numpy(state)),
+    ),
+)
+
 
 HOOKS = {
     "_forward_hooks": "forward hook",
@@ -26,12 +115,12 @@ HOOKS = {
 _LIBRARIES = {*sys.stdlib_module_names, "jax", "numpy", "torch", "torch_xla", "spmdzero"}
 _REGISTRIES = {"_parameters", "_modules", *HOOKS}
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
-# A container of more items is data, which nobody branches on item by item.
+# A container with more items is data, and code doesn't branch on it item by item.
 _MOST_ITEMS = 1024
 _DEPTH = 3
-# It is called for each submodule at each step; a Python function would cost four times as much.
+# Called for each submodule at each step; a Python function would cost four times as much.
 _VALUES_OF = operator.methodcaller("values")
-# It stands where there is no value, and is equal to none.
+# Fills in for a missing value, and is equal to no value.
 _NOTHING = object()
 
 
@@ -43,7 +132,7 @@ class _Watched:
     values: list[Any]
 
     def restore(self) -> None:
-        """Puts back what was there; a tuple can't have changed."""
+        """Puts the earlier items back; a tuple can't have changed."""
         if isinstance(self.container, tuple):
             return
         self.container.clear()
@@ -55,7 +144,7 @@ class _Watched:
             self.container.extend(self.values)
 
     def change(self) -> str | None:
-        """What differs; numbers are compared by value here."""
+        """The change in words, or None; numbers are compared by value here."""
         now = list(_values(self.container))
         keys = list(self.container) if isinstance(self.container, dict) else range(len(now))
         if len(now) != len(self.values):
@@ -72,10 +161,10 @@ class _Watched:
 
 
 class ModuleWatch:
-    """Holds what a module's forward could depend on: submodules, attributes, hooks, modes.
+    """Holds everything a module's forward could depend on: submodules, attributes, hooks, modes.
 
-    Values are compared by identity, all in one pass. Followed, three levels deep, are lists, dicts,
-    sets, deques and objects with attributes, whose classes are not a library's; generators of
+    Values are compared by identity, all in one pass. Lists, dicts, sets, deques and objects with
+    attributes whose classes are not a library's are followed three levels deep. Generators of
     random numbers, and tensors that are neither parameters nor buffers, are compared by content.
 
     Args:
@@ -83,9 +172,8 @@ class ModuleWatch:
         others: more containers, by name.
 
     Attributes:
-        parameters: the module's.
-        hook: a hook, neither torch's nor spmdzero's own, that has to run at each step; None
-            without.
+        parameters: the module's parameters.
+        hook: a hook, neither torch's nor spmdzero's own, that has to run at each step, or None.
     """
 
     def __init__(self, module: nn.Module, others: dict[str, Any]) -> None:
@@ -94,7 +182,7 @@ class ModuleWatch:
         self._watched: list[_Watched] = []
         self._contents: list[WatchedContent] = []
         self._followed: list[Any] = []
-        # Steps write these, and programs take them as they are.
+        # Steps write parameters and buffers, and programs take them as they are.
         seen = {id(tensor) for tensor in (*self.parameters, *module.buffers())}
         for prefix, part in module.named_modules():
             name = f"submodule {prefix!r}" if prefix else "the module"
@@ -116,8 +204,8 @@ class ModuleWatch:
         self._values = [*self._now()]
 
     def change(self) -> str | None:
-        """What has changed, in words; None for nothing."""
-        # No list is made of what is there now: it takes half a millisecond for 1,000 modules.
+        """The change in words, or None."""
+        # It makes no list of the present values, which takes half a millisecond for 1,000 modules.
         pairs = itertools.zip_longest(self._now(), self._values, fillvalue=_NOTHING)
         same = not any(self._empty) and all(itertools.starmap(operator.is_, pairs))
         for watched in self._contents if same else (*self._contents, *self._watched):
@@ -160,7 +248,7 @@ class ModuleWatch:
             return
         self._add(name, container, seen)
         if isinstance(container, dict) and container:
-            # Its keys are: a module's own attributes hardly change their names.
+            # Its keys are watched too; a module's own attributes hardly change their names.
             self._followed.append(container)
         for key, item in _items(container):
             self._follow(f"{key!r} of {name}", item, seen, depth - 1)
@@ -175,7 +263,7 @@ class ModuleWatch:
 
 
 def device_attributes(module: nn.Module) -> list[torch.Tensor]:
-    """Computed tensors on the devices that are attributes of a submodule, and no state of it."""
+    """Computed tensors on the devices that are attributes of a submodule, but not its state."""
     own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
     values = [value for part in module.modules() for value in vars(part).values()]
     tensors = [v for v in values if isinstance(v, torch.Tensor) and id(v) not in own]
@@ -195,7 +283,7 @@ def _container(value: Any) -> Any:
         return vars(value)
     if isinstance(value, nn.Module | torch.Tensor | type | enum.Enum):
         return None
-    # What a library's own objects hold is its business: caches, locks, counters.
+    # Objects of a library hold its own caches, locks and counters.
     home = type(value).__module__.partition(".")[0]
     return None if home in _LIBRARIES else getattr(value, "__dict__", None)
 
@@ -205,7 +293,7 @@ def _items(container: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _is_same_key(one: Any, other: Any) -> bool:
-    # An optimizer's state has tensors as keys, which compare element by element.
+    # An optimizer's state has tensors as keys, and == compares tensors element by element.
     return one is other or (not isinstance(one, torch.Tensor) and one == other)
 
 

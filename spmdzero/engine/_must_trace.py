@@ -1,4 +1,4 @@
-"""What keeps any micro-batch from being replayed: somebody wants its Python to run."""
+"""Finds reasons to run a micro-batch's Python, which keep it from being replayed."""
 
 from collections.abc import Iterable
 
@@ -10,20 +10,20 @@ from spmdzero.engine._launching import Launching
 from spmdzero.state._training import Training
 
 OBSERVED = "somebody reads the step's program"
-"""Why, where it is an audit, a record of ledgers or a profile."""
+"""The reason if an audit, a record of ledgers or a profile observes the step."""
 
 
 def block(
     training: Training, launching: Launching, parameters: Iterable[torch.Tensor]
 ) -> str | None:
-    """Why the coming micro-batch has to be traced whatever was captured, None for no reason."""
+    """Why the coming micro-batch has to be traced even if its kind was captured, or None."""
     if launching.observers:
         return OBSERVED
     if training.spmd_config.wall_clock_breakdown:
         return "wall_clock_breakdown times forward, backward and step apart"
     if any(launching.hooks) or nn.modules.module._has_any_global_hook():
         return "a hook of the engine, or of all modules, has to run at each step"
-    # A subclass of torch's would be asked for an answer to each, at each step.
+    # A subclass of torch's tensors would run Python for each parameter, at each step.
     with torch._C.DisableTorchFunctionSubclass():
         if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters):
             return "a parameter has a gradient hook"

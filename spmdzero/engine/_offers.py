@@ -1,4 +1,4 @@
-"""How an engine offers what its parts do under its own name."""
+"""Lets an engine offer the methods of its parts as its own."""
 
 import functools
 import inspect
@@ -10,14 +10,14 @@ _Owner = TypeVar("_Owner", bound=type)
 
 
 def offers(part: str, cls: type, names: str = "") -> Callable[[_Owner], _Owner]:
-    """Has the decorated class offer methods and attributes of one of its parts as its own.
+    """Makes the decorated class offer methods and attributes of one of its parts as its own.
 
-    Signatures and docstrings are the part's. What the class has already stands.
+    Signatures and docstrings are the part's. A name that the class already has is kept.
 
     Args:
-        part: where an instance holds the part: an attribute, or one of an attribute.
+        part: the attribute that holds the part, or the dotted path to it.
         cls: the part's class.
-        names: of methods and attributes, separated by spaces; by default all public ones.
+        names: names of methods and attributes, separated by spaces; by default all public ones.
     """
 
     def decorate(owner: _Owner) -> _Owner:

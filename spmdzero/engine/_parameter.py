@@ -1,4 +1,4 @@
-"""A parameter that an engine trains, and what the engine keeps of it, as whole tensors."""
+"""A parameter that an engine trains, with its gradient and states as whole tensors."""
 
 import copy
 import dataclasses
@@ -21,14 +21,14 @@ from spmdzero.step._optimizer import ZeroOptimizer
 
 @dataclasses.dataclass(frozen=True)
 class TrainedParameter:
-    """What an engine keeps of one parameter.
+    """The gradient, master and optimizer states that an engine keeps for one parameter.
 
-    Every `write_` raises SpmdZeroUsageError for a value of another shape, and what is about the
-    optimizer does where there is none.
+    Every `write_` raises SpmdZeroUsageError for a value of a different shape, and the methods for
+    masters and states raise it without an optimizer.
 
     Attributes:
-        name: its name in the plan.
-        training, accumulation: the engine's.
+        name: the parameter's name in the plan.
+        training, accumulation: those parts of the engine.
     """
 
     name: str
@@ -41,7 +41,7 @@ class TrainedParameter:
         return self.training.gradients.read(self.name)
 
     def write_gradient(self, value: torch.Tensor | None) -> None:
-        """Replaces the gradient, or forgets it."""
+        """Replaces the gradient, or discards it if `value` is None."""
         self.accumulation.collect_gradients()
         if value is None:
             self.training.gradients.discard(self.name)
@@ -66,7 +66,7 @@ class TrainedParameter:
         if master is not None:
             self._store(master, value, "master")
         self._store(parameter, value, "parameter")
-        # A write that is pending would make the next step another program.
+        # With a pending write the next step would need a different program.
         runtime.sync()
 
     @torch.no_grad()
@@ -123,7 +123,7 @@ class TrainedParameter:
 
     def _store(self, stored: torch.Tensor, value: torch.Tensor, role: str) -> None:
         layout, mesh = self._layout(role), self.training.mesh
-        # It is written in place, or the next step's program could not reuse the buffer.
+        # The write is in place, as otherwise the next step's program could not reuse the buffer.
         stored.copy_(store(mesh, value, layout))
         mesh.mark(stored, layout.spec)
 
@@ -144,17 +144,17 @@ class ZeroParameter(nn.Parameter):
     """A parameter that an engine trains.
 
     Gradients never reach `torch.Tensor.grad` here: they leave the replica region for sharded or
-    Partial accumulators. `grad` gathers them when it is read, and only then.
+    partial accumulators. `grad` gathers them only when it is read.
     """
 
     @property
     def grad(self) -> torch.Tensor | None:  # type: ignore[override]
         """The gradient summed since the last step, `[*shape]` on the device, whole.
 
-        Averaged over devices, divided by the gradient accumulation steps, and without the loss
-        scale; in the dtype of gradient accumulation (fp32 under fp16). None before `backward`,
-        after a step, and for a parameter that took no part. What is written into it in place,
-        `torch.nn.utils.clip_grad_norm_` included, is what the step uses.
+        It is averaged over devices, divided by the gradient accumulation steps, without the loss
+        scale, and in the dtype of gradient accumulation (fp32 under fp16). It is None before
+        `backward`, after a step, and for a parameter that took no part. The step uses values that
+        are written into it in place, for example by `torch.nn.utils.clip_grad_norm_`.
         """
         trained = trained_parameter(self)
         return autograd_grad(self) if trained is None else trained.read_gradient()
@@ -191,8 +191,8 @@ _OWNER = "_spmdzero_owner"
 def _zero_class(own: type) -> type:
     if own is nn.Parameter:
         return ZeroParameter
-    # A backend's tensors may have a class of their own, and are still of it. torch's parameters
-    # answer no call of torch's themselves, which would be found first.
+    # A backend's tensors may have a class of their own, which stays a base class. nn.Parameter
+    # disables __torch_function__ and comes first in the order of bases, so the backend's is set.
     answers = classmethod(own.__torch_function__.__func__)
     return type("ZeroParameter", (ZeroParameter, own), {"__torch_function__": answers})
 
@@ -209,15 +209,15 @@ def adopt_parameters(training: Training, accumulation: Accumulation) -> None:
 
 
 def release(module: nn.Module) -> None:
-    """Moves a module that an engine trains to the CPU, in place, as plain torch has it.
+    """Moves a module that an engine trains to the CPU, in place, as a plain torch module.
 
-    Its engine can't go on. Does nothing to what is on the CPU.
+    Its engine can't go on. A module on the CPU stays as it is.
     """
     take_off_devices(module, without=_OWNER)
 
 
 def trained_parameter(parameter: torch.Tensor) -> TrainedParameter | None:
-    """What an engine keeps of `parameter`, None for one that no engine trains."""
+    """The engine's record of `parameter`, or None if no engine trains it."""
     name, *owner = getattr(parameter, _OWNER, ("", lambda: None, lambda: None))
     training, accumulation = (reference() for reference in owner)
     if training is None or accumulation is None:

@@ -1,4 +1,4 @@
-"""The sharding plan of a config and a model, which needs no device."""
+"""Makes the sharding plan of a config and a model, without devices."""
 
 from collections.abc import Iterable
 
@@ -19,12 +19,12 @@ from spmdzero.precision import PrecisionPolicy
 
 
 def plan_of(config: SpmdZeroConfig, model: nn.Module, *, devices: int) -> ShardingPlan:
-    """The plan that `initialize` would make of a config and a model on so many devices.
+    """The plan that `initialize` would make for a config and a model on `devices` devices.
 
     Args:
-        config: names the optimizer, if there is one.
-        model: on the CPU or the meta device; left as it is.
-        devices: of all hosts together.
+        config: the config, which names the optimizer if there is one.
+        model: a module on the CPU or the meta device; it is left as it is.
+        devices: number of devices of all hosts together.
 
     Raises:
         SpmdZeroConfigError: the optimizer can't run on shards, or the mesh or the batch sizes
@@ -46,12 +46,12 @@ def planned(
     batch: BatchSizes,
     mesh: MeshSpec,
 ) -> ShardingPlan:
-    """Where every tensor of the training state lives.
+    """The plan of where every tensor of the training state lives.
 
     Args:
-        config: stage, precision, and what is too small to be split.
-        model: anywhere.
-        groups: what of it is trained; None without an optimizer.
+        config: gives stage, precision, and the size below which a tensor isn't split.
+        model: a module on any device.
+        groups: the trained parameters; None without an optimizer.
         batch: tells whether gradients have to wait for other micro-batches.
         mesh: the devices.
     """
@@ -71,15 +71,15 @@ def planned(
 
 
 def planned_micro_batches(config: SpmdZeroConfig, batch: BatchSizes) -> int:
-    """The micro-batches of a step for which gradients need a place to wait."""
-    # Who says himself where a step ends may always have more than one micro-batch in it.
+    """The number of micro-batches of a step for which the plan makes accumulators."""
+    # A caller that ends steps himself may have more than one micro-batch in any step.
     return max(1 if config.managed_gradient_accumulation else 2, batch.accumulation)
 
 
 def resting_shards(
     config: SpmdZeroConfig, model: nn.Module, *, mesh: MeshSpec
 ) -> dict[str, Layout]:
-    """Where parameters rest that rest as shards, before it is known which of them are trained."""
+    """Name -> layout of the parameters that rest as shards, whether they are trained or not."""
     stage, least = config.zero_optimization.stage, config.spmd.min_shard_elements
     if stage < 3:
         return {}
@@ -94,7 +94,7 @@ def resting_shards(
 
 
 def _persistent(config: SpmdZeroConfig, model: nn.Module) -> set[str]:
-    """The parameters that stage 3 keeps whole for their size.
+    """Names of the parameters that stage 3 keeps whole because they are small.
 
     Source: DeepSpeed, runtime/zero/parameter_offload.py, `mark_persistent_parameters`.
     """

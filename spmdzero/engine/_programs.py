@@ -1,7 +1,9 @@
-"""What the engine knows of its compiled programs: which inputs it saw, when something compiled."""
+"""The engine's record of its compiled programs: the inputs it saw, and when it compiled."""
 
 import contextlib
 import dataclasses
+import logging
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import ClassVar
@@ -9,18 +11,19 @@ from typing import ClassVar
 from spmdzero.backend import counters
 from spmdzero.engine._compiling import CompilingSteps
 
-# A script that recompiles at every step would otherwise keep them all.
+# Largest number of compilations that are kept, for scripts that recompile at every step.
 _KEPT = 256
-# Forwards of a few lengths make ever new combinations, such as evaluations between two steps.
+# Largest number of combinations of calls that are remembered: forwards of a few lengths make ever
+# new combinations, for example evaluations between two steps.
 _REMEMBERED = 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Call:
-    """What of one forward decides which program it becomes.
+    """The properties of one forward that decide which program runs it.
 
     Attributes:
-        inputs: path, global shape and dtype of each tensor that was handed to the module.
+        inputs: path, global shape and dtype of each tensor that was passed to the module.
         training: the module's mode.
         gradients: whether autograd recorded.
     """
@@ -31,7 +34,7 @@ class Call:
 
 
 def changed_calls(old: tuple[Call, ...], new: tuple[Call, ...]) -> str:
-    """How the calls of one micro-batch differ from those of another, "" if they don't."""
+    """How the calls of two micro-batches differ, "" if they don't."""
     if len(old) != len(new):
         return f"{len(new)} different forwards in one micro-batch after {len(old)}"
     said: list[str] = []
@@ -60,15 +63,15 @@ class Compilation:
 
     Attributes:
         step: `engine.global_steps` at that time.
-        kind: ``"micro"`` or ``"boundary"``, the engine's own program, with ``"captured "`` before
-            it when `train_batch` is to replay it and ``"folded "`` when the three calls fold;
-            ``"forward"``, what was compiled between the
-            first forward and the launch because Python read a value.
+        kind: ``"micro"`` or ``"boundary"`` for the engine's own program, after ``"captured "`` if
+            `train_batch` is to replay it and after ``"folded "`` if the three calls fold;
+            ``"forward"`` for programs compiled between the first forward and the launch because
+            Python read a value.
         calls: the forwards since the launch before.
-        count: how many programs.
-        seconds: how long that took.
-        known: whether these calls had been launched before, so that no input explains it. The
-            latest 1,024 combinations are remembered.
+        count: number of programs.
+        seconds: seconds that compiling took.
+        known: whether these calls had been launched before, so that no input explains the
+            compilation. The latest 1,024 combinations are remembered.
     """
 
     step: int
@@ -81,11 +84,11 @@ class Compilation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What the runtime had compiled at some moment, or between two.
+    """The compilations of the runtime up to a moment, or between two moments.
 
     Attributes:
-        count: programs.
-        seconds: the time that they took.
+        count: number of programs.
+        seconds: seconds that compiling them took.
     """
 
     count: int = 0
@@ -93,7 +96,7 @@ class Compiled:
 
     @classmethod
     def so_far(cls) -> "Compiled":
-        """What this process has compiled."""
+        """The compilations of this process so far."""
         count, seconds = counters.compiled()
         return cls(count=count, seconds=seconds)
 
@@ -108,15 +111,15 @@ class ProgramLog:
     """Notes each launch of an engine's programs; costs a few microseconds a step.
 
     Attributes:
-        initial: the program that made the states, compiled by `initialize`.
+        initial: the compilation of the program that made the states, by `initialize`.
         compilations: the latest 256 launches that compiled something.
-        launches: micro-batches launched.
-        compiling: how many steps compiled something, and the warning if many in a row did.
-        engine_reads: values read by `engine.step` itself: fp16's overflow, `check_finite`,
-            printed lines.
+        launches: number of launched micro-batches.
+        compiling: counts the steps that compiled something, and warns if many in a row did.
+        engine_reads: number of values that `engine.step` itself read: fp16's overflow,
+            `check_finite`, printed lines.
     """
 
-    # It counts for all engines, because the runtime counts for the whole process.
+    # Shared by all engines, because the runtime counts for the whole process.
     _launched: ClassVar[Compiled] = Compiled()
 
     def __init__(self) -> None:
@@ -124,18 +127,18 @@ class ProgramLog:
         self.initial = Compiled()
         self.launches = self.engine_reads = self._script_reads = 0
         self._calls: dict[Call, None] = {}
-        # The latest, in the order of their latest launch.
+        # The latest combinations, in the order of their latest launch.
         self._seen: OrderedDict[tuple[str, tuple[Call, ...]], None] = OrderedDict()
         self._window: Compiled | None = None
         self._reads_before: int | None = None
         self.compiling = CompilingSteps()
         self._own = 0
-        # The latest step's calls, and what had been compiled outside of launches by then.
+        # The latest step's calls, and the compilations outside of launches up to then.
         self._latest: tuple[tuple[Call, ...], Compiled] | None = None
 
     @property
     def script_reads(self) -> int:
-        """Values that the script's or the module's code read from the devices, up to now."""
+        """Number of values that the script's or the module's code has read from the devices."""
         before = self._reads_before
         return self._script_reads + (counters.host_reads() - before if before is not None else 0)
 
@@ -148,17 +151,17 @@ class ProgramLog:
         self._calls[call] = None
 
     def is_new(self, kind: str) -> bool:
-        """Whether such a launch of these calls hasn't been, among the latest 1,024 combinations."""
+        """Whether a launch of this kind with these calls is not among the latest 1,024."""
         return (kind, tuple(self._calls)) not in self._seen
 
     def launching(self, step: int) -> None:
-        """Takes note that the engine is about to compile and start what is pending."""
+        """Takes note that the engine is about to compile and start the pending program."""
         self._script_reads += self._reads_since()
         if self._window is not None:
             self._note("forward", step, self._elsewhere() - self._window)
 
     def launched(self, kind: str, step: int, compiled: Compiled) -> None:
-        """Takes note of a launch that compiled so much."""
+        """Takes note of a launch and of its compilations."""
         ProgramLog._launched = ProgramLog._launched + compiled
         self._note(kind, step, compiled)
         self.launches += 1
@@ -168,25 +171,25 @@ class ProgramLog:
         self._calls, self._window = {}, None
 
     def not_the_scripts(self, compiled: Compiled) -> None:
-        """Takes note of what was compiled to look at a step, or to make room for programs."""
+        """Takes note of compilations made to observe a step, or to make room for programs."""
         ProgramLog._launched = ProgramLog._launched + compiled
 
     def _end_step(self) -> None:
         calls, elsewhere = tuple(self._calls), self._elsewhere()
         before, then = self._latest or (calls, elsewhere)
         between = (elsewhere - then).count
-        # Most steps compile nothing, and are not compared.
+        # Most steps compile nothing, and their calls are not compared.
         change = changed_calls(before, calls) if self._own or between else ""
         self.compiling.step_ended(own=self._own, elsewhere=between, change=change)
         self._own, self._latest = 0, (calls, elsewhere)
 
     def stepped(self) -> None:
-        """Takes note of the end of `engine.step`, which read what was read since the launch."""
+        """Takes note of the end of `engine.step`, which made the reads since the launch."""
         self.engine_reads += self._reads_since()
 
     @contextlib.contextmanager
     def own_reads(self) -> Iterator[None]:
-        """What is read inside of it is read by the engine, not by the script."""
+        """Counts the reads inside of the context as the engine's, not as the script's."""
         self._script_reads += self._reads_since()
         try:
             yield
@@ -218,3 +221,44 @@ class ProgramLog:
 
     def _elsewhere(self) -> Compiled:
         return Compiled.so_far() - ProgramLog._launched
+
+
+logger = logging.getLogger("spmdzero")
+LONG = 5.0
+"""Seconds of compiling after which a log line explains the silence."""
+
+
+@contextlib.contextmanager
+def explained(what: str, *, often: str = "", new: bool = True) -> Iterator[None]:
+    """Surrounds a possible compilation: logs a line after `LONG` seconds, and its time at the end.
+
+    A separate thread logs the line, as the compiler blocks the thread that calls it.
+
+    Args:
+        what: the name of what is compiled, such as ``"the step"``.
+        often: a phrase for how often it is compiled.
+        new: whether it is compiled for the first time. Nothing is logged otherwise: a known program
+            may only wait for the programs before it.
+    """
+    if not new:
+        yield
+        return
+    said = f"compiling {what}{often and ', '}{often} ..."
+    timer = threading.Timer(LONG, _say, args=(said,))
+    timer.daemon = True
+    before = Compiled.so_far()
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        # Without the wait, the timer's line could appear after the next one.
+        timer.join()
+        compiled = Compiled.so_far() - before
+        if compiled.count and compiled.seconds >= LONG:
+            logger.info("compiled %s in %.1f s", what, compiled.seconds)
+
+
+def _say(line: str) -> None:
+    # A function of this package logs the line, as hosts after the first leave out its lines.
+    logger.info("%s", line)

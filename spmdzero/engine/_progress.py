@@ -1,4 +1,4 @@
-"""What an engine tells about its training so far, by DeepSpeed's names."""
+"""Numbers about an engine's training so far, under DeepSpeed's names."""
 
 import math
 from typing import Any
@@ -9,7 +9,7 @@ from spmdzero.state._training import Training
 
 
 class Progress:
-    """How far `training` has come, and what its latest step was like."""
+    """The progress of `training`, and numbers of its latest step."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
@@ -17,11 +17,11 @@ class Progress:
     @property
     def micro_losses(self) -> tuple[torch.Tensor, ...]:
         """The losses of the step's micro-batches so far, 0-dim on the device."""
-        return tuple(self._training.losses)
+        return tuple(self._training.current.losses)
 
     def was_step_applied(self) -> bool:
         """Whether the latest `step()` was a boundary whose update was not skipped."""
-        applied, optimizer = self._training.step_applied, self._training.optimizer
+        applied, optimizer = self._training.current.applied, self._training.optimizer
         if not applied or optimizer is None or optimizer.scaler:
             return applied
         return not optimizer.overflow
@@ -29,14 +29,14 @@ class Progress:
     def get_lr(self) -> list[float]:
         """The lr of each param group, for the next step.
 
-        With a schedule this reads one scalar, but in fp16: skipped steps hold the schedule back.
+        With a schedule this reads one scalar, except in fp16: skipped steps hold the schedule back.
         """
         return [float(group["lr"]) for group in self._groups_now()]
 
     def get_mom(self) -> list[Any]:
-        """The betas of each param group, or its momentum (SGD, RMSprop); 0.0 where it has none.
+        """The betas of each param group, or its momentum (SGD, RMSprop), or 0.0 if it has neither.
 
-        Muon's half of the parameters has 0.0 too, as in DeepSpeed.
+        The groups that Muon trains have 0.0 too, as in DeepSpeed.
         """
         groups = self._groups_now()
         momenta = (g.get("momentum", 0.0) if "use_muon" not in g else 0.0 for g in groups)
@@ -53,19 +53,19 @@ class Progress:
 
     @property
     def cur_scale(self) -> float:
-        """What the loss is multiplied by before backward; 1.0 but for fp16."""
+        """The loss scale, by which the loss is multiplied before backward; 1.0 except in fp16."""
         return self._training.optimizer.loss_scale if self._training.optimizer else 1.0
 
     def get_global_grad_norm(self) -> float | None:
         """The L2 norm of all gradients of the latest step, unscaled and before clipping.
 
-        Reads one scalar and so waits for the step; None before the first.
+        It reads one scalar and so waits for the step. It is None before the first step.
         """
         optimizer = self._training.optimizer
         if optimizer is None or optimizer.grad_norm is None:
             return None
         norm = optimizer.grad_norm.item()
-        # A loss that is not finite has such a gradient; its record costs a read of its own.
+        # A loss that is not finite gives such a norm; reading its record costs one more read.
         if not math.isfinite(norm):
             self._training.health.log_if_bad()
         return norm

@@ -1,4 +1,4 @@
-"""A forward looked at again, with each row of a device more than once."""
+"""Runs a forward again with each row of a device repeated."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ from spmdzero.state._training import Training
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RepeatedRows:
-    """The forward of a micro-batch, to be run again; holds its inputs on the devices.
+    """The forward of a micro-batch that can be run again; it holds its inputs on the devices.
 
     Attributes:
-        training: whose.
-        region: where it runs.
-        programs: is told that what this compiles and reads is not the script's.
-        args, kwargs: its placed inputs.
+        training: the training of the engine.
+        region: the replica region in which the forward runs.
+        programs: counts the compilations and reads of this class apart from the script's.
+        args, kwargs: the forward's placed inputs.
     """
 
     training: Training
@@ -31,12 +31,12 @@ class RepeatedRows:
     kwargs: Mapping[str, Any]
 
     def losses(self, *, times: int) -> dict[str, float]:
-        """Path -> value of each scalar with a gradient that leaves as a mean without a declaration.
+        """Path -> value of each undeclared scalar output that has a gradient, thus is a mean.
 
-        Nothing of the module and of the generators is changed.
+        The module and the generators are left as they were.
 
         Args:
-            times: how often each row stands among a device's rows.
+            times: number of times that each row is repeated among a device's rows.
 
         Raises what the module's forward raises.
         """
@@ -62,7 +62,7 @@ class RepeatedRows:
         def look(path: str, tensor: torch.Tensor) -> torch.Tensor:
             scalar = tensor.dim() == 0 and tensor.is_floating_point()
             if scalar and tensor.requires_grad and path not in declared:
-                # With the graph behind it, activations would be kept until it is read.
+                # A scalar with its graph would keep activations until it is read.
                 found[path] = tensor.detach().float()
             return tensor
 

@@ -1,4 +1,4 @@
-"""What an engine reports while it trains: scalars, throughput, how long its calls take."""
+"""Reports of an engine while it trains: scalars, throughput, how long its calls take."""
 
 import contextlib
 import dataclasses
@@ -21,7 +21,7 @@ from spmdzero.step._schedule_hold import HeldPosition, ScheduleHold
 
 logger = logging.getLogger("spmdzero")
 
-# Steps whose losses are read from the devices together when no line is printed.
+# Number of steps whose losses are read from the devices together if no line is printed.
 _STEPS_PER_FLUSH = 10
 # The first steps compile; DeepSpeed's ThroughputTimer leaves out as many (utils/timer.py).
 _WARM_UP_STEPS = 2
@@ -32,7 +32,7 @@ _EVENTS = {"fwd": "forward", "bwd": "backward", "step": "step"}
 def reports(
     training: Training, progress: Progress, monitor: MonitorMaster
 ) -> Iterator[Callable[[], None]]:
-    """What the config wants to be told after each step; logs the engine's state if asked to."""
+    """Yields the reports that the config asks for after each step; may log the engine's state."""
     config = training.spmd_config
     first = runtime.process_index() == 0
     if monitor.enabled:
@@ -46,9 +46,9 @@ def reports(
 class StepEvents:
     """Hands the scalars of each step to the monitors, under DeepSpeed's names.
 
-    DeepSpeed's runtime/engine.py, `step`, writes lr and, with fp16, the loss scale. The loss,
-    which its documentation names, is only written by its pipeline engine; here by every engine
-    whose `backward` saw one: a plain ``loss.backward()`` hands none over.
+    DeepSpeed's runtime/engine.py, `step`, writes lr and, with fp16, the loss scale. Its
+    documentation names the loss too, which only its pipeline engine writes. Here every engine
+    writes it whose `backward` was called; a plain ``loss.backward()`` hands no loss over.
     """
 
     def __init__(self, training: Training, progress: Progress, monitor: MonitorMaster) -> None:
@@ -56,7 +56,7 @@ class StepEvents:
         self._rates = _HeldRates(training)
 
     def __call__(self) -> None:
-        """Writes those of the step that just ended."""
+        """Writes the scalars of the step that just ended."""
         self._monitor.write_events(self._events())
         every = self._training.spmd_config.steps_per_print or _STEPS_PER_FLUSH
         if self._training.counters.global_steps % every == 0:
@@ -79,12 +79,12 @@ class StepEvents:
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class _HeldRate:
-    """A step's lr.
+    """The lr of one step.
 
     Attributes:
-        norm: of the step's gradients, infinity where it was skipped; 0-dim on the devices.
-        position: where the schedule stood after it.
-        skipped: steps skipped up to there, None until that is read.
+        norm: norm of the step's gradients, infinity if it was skipped; 0-dim on the devices.
+        position: position of the schedule after the step.
+        skipped: number of steps skipped up to there, None until it is read.
     """
 
     norm: torch.Tensor
@@ -93,10 +93,10 @@ class _HeldRate:
 
 
 class _HeldRates:
-    """The lr of steps of which nobody has read yet whether they, or those before, were skipped.
+    """The lr of steps, before it is read which steps were skipped.
 
-    A skipped step holds the schedule back. The number of all is read once, when the first of them
-    is asked for; where it has grown, the norms tell which steps they were.
+    A skipped step holds the schedule back. The total number of skipped steps is read once, when the
+    first lr is asked for; if it has grown, the norms tell which steps were skipped.
     """
 
     def __init__(self, training: Training) -> None:
@@ -105,7 +105,7 @@ class _HeldRates:
         self._total = 0
 
     def note(self, optimizer: ZeroOptimizer, hold: ScheduleHold) -> Callable[[], float]:
-        """What reads the lr after the step that just ended."""
+        """A function that reads the lr after the step that just ended."""
         assert optimizer.grad_norm is not None
         rate = _HeldRate(
             norm=optimizer.grad_norm.detach(), position=hold.position(optimizer.param_groups)
@@ -142,11 +142,11 @@ class Throughput:
     """Logs samples per second at each print step, without the first steps, which compile.
 
     DeepSpeed waits for the devices at every step and counts the time inside of its calls. This
-    waits at print steps only and counts all time, loading of data included.
+    class waits at print steps only and counts all time, including the loading of data.
 
     Args:
-        counters: of the engine.
-        every: steps between two print steps.
+        counters: the counters of the engine.
+        every: number of steps between two print steps.
     """
 
     def __init__(self, counters: Counters, *, every: int) -> None:
@@ -187,16 +187,16 @@ def _dump_state(training: Training) -> None:
 
 
 class WallClock:
-    """Logs how long the three calls take, after each micro-batch and each boundary, if asked to.
+    """Logs how long the three calls take, after each micro-batch and boundary, if asked to.
 
-    Tensors are lazy: ``fwd`` and ``bwd`` are the milliseconds that Python takes to trace them, and
-    ``step`` those that all of the micro-batch takes to run on the devices, which it waits for.
-    DeepSpeed's ``bwd_inner`` and ``bwd_allreduce`` have no counterpart: the reduction is inside
-    the compiled program. The lines are those of DeepSpeed's utils/timer.py.
+    Tensors are lazy: ``fwd`` and ``bwd`` are the milliseconds that Python takes to trace these
+    calls, and ``step`` the milliseconds that the whole micro-batch takes to run on the devices, for
+    which it waits. DeepSpeed's ``bwd_inner`` and ``bwd_allreduce`` have no counterpart: the
+    reduction is inside the compiled program. The lines are those of DeepSpeed's utils/timer.py.
 
     Args:
-        training: whose calls.
-        monitor: is handed the times of each step.
+        training: the training of the engine.
+        monitor: takes the times of each step.
     """
 
     def __init__(self, training: Training, monitor: MonitorMaster) -> None:
@@ -206,14 +206,16 @@ class WallClock:
         self._latest: dict[str, float] = {}
 
     def get_wall_clock_timers(self) -> dict[str, float]:
-        """Milliseconds by phase: ``"fwd_microstep"``... of the latest micro-batch, ``"fwd"``... of
-        the micro-batches since the latest boundary. Empty without `wall_clock_breakdown`.
+        """Phase -> milliseconds; empty without `wall_clock_breakdown`.
+
+        ``"fwd_microstep"`` and so on are times of the latest micro-batch, ``"fwd"`` and so on of
+        the micro-batches since the latest boundary.
         """
         return dict(self._latest)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Around one of the calls: ``"fwd"``, ``"bwd"`` or ``"step"``."""
+        """Measures the time of one of the calls: ``"fwd"``, ``"bwd"`` or ``"step"``."""
         if not self._wanted:
             yield
             return
@@ -243,7 +245,7 @@ class WallClock:
             self._log(_EVENTS)
 
     def _log(self, names: Iterable[str]) -> None:
-        # Taking a time out starts its timer anew.
+        # Removing a time restarts its timer.
         times = [(name, self._running.pop(name)) for name in names if name in self._running]
         if runtime.process_index() == 0:
             shown = "".join(f" | {name}: {elapsed:.2f}" for name, elapsed in times)

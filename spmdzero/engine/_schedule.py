@@ -1,4 +1,4 @@
-"""The learning-rate schedule: what the engine asks of one, and where it comes from."""
+"""Makes and checks the learning-rate schedule of an engine."""
 
 import logging
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ logger = logging.getLogger("spmdzero")
 
 
 def require_metrics(schedule: Scheduler | None, lr_kwargs: Mapping[str, Any]) -> None:
-    """Raises SpmdZeroUsageError for a schedule that can't step without a metric, and has none."""
+    """Raises SpmdZeroUsageError if a schedule needs a metric for its step and gets none."""
     if isinstance(schedule, ReduceLROnPlateau) and "metrics" not in lr_kwargs:
         raise SpmdZeroUsageError(
             "ReduceLROnPlateau needs a metric at each step: engine.step(lr_kwargs={"
@@ -32,7 +32,7 @@ def make_schedule(
     """The schedule passed to `initialize`, or else the config's, bound to the optimizer.
 
     Raises:
-        SpmdZeroUsageError: there is no optimizer, or the schedule is bound to another.
+        SpmdZeroUsageError: there is no optimizer, or the schedule is bound to a different one.
         SpmdZeroConfigError: the config's can't be made.
     """
     if given is None and named is None:
@@ -45,7 +45,7 @@ def make_schedule(
     if given is None and named is not None:
         return schedule_from_config(named.type, named.params, zero)
     if named is not None:
-        # DeepSpeed decides so (runtime/engine.py, `_configure_lr_scheduler`).
+        # As in DeepSpeed (runtime/engine.py, `_configure_lr_scheduler`).
         logger.info("the lr_scheduler passed to initialize is used, not the config's")
     if not hasattr(given, "step") and callable(given):
         return given(zero)
@@ -59,10 +59,10 @@ def make_schedule(
 
 
 def note_step(optimizer: torch.optim.Optimizer) -> None:
-    """Has torch's schedules know that `optimizer` has taken a step.
+    """Makes torch's schedules believe that `optimizer` has taken a step.
 
-    They warn of a schedule that moves before it, and watch `Optimizer.step`, which a replayed step
-    doesn't run. A user's own optimizer never takes one: a real step could fail in a class that
-    expects gradients.
+    They warn if a schedule moves before the first step, and watch `Optimizer.step`, which a
+    replayed step doesn't run. A user's own optimizer never takes a step: a real one could fail in a
+    class that expects gradients.
     """
     optimizer._opt_called = True  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What `initialize` does, step by step: config, backend, plan, training."""
+"""The parts of `initialize`: config, backend, placed module, training."""
 
 import logging
 from typing import Any
@@ -33,6 +33,7 @@ from spmdzero.engine._elastic import tell_sizes
 from spmdzero.engine._groups import Groups, Members, find_groups
 from spmdzero.engine._plan_of import resting_shards
 from spmdzero.engine._schedule import make_schedule
+from spmdzero.engine._start_line import say_offload
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError, UsageAssertionError
 from spmdzero.nn._causal_lm import fuse_causal_lm_losses
 from spmdzero.plan import MeshSpec, ShardingPlan
@@ -53,6 +54,7 @@ from spmdzero.step._gradients import GradientStore
 from spmdzero.step._loss_health import LossHealth
 from spmdzero.step._optimizer import ZeroOptimizer
 from spmdzero.step._schedule_hold import ScheduleHold
+from spmdzero.step._state import State
 
 logger = logging.getLogger("spmdzero")
 
@@ -65,10 +67,10 @@ _FP16_WITHOUT_ZERO = (
 
 
 def require_module(model: object, **refused: object) -> nn.Module:
-    """The model.
+    """Returns the model if it is a module and no argument of model parallelism is given.
 
     Raises:
-        UsageAssertionError: it is no module.
+        UsageAssertionError: the model is no module.
         SpmdZeroUsageError: an argument of model parallelism is given.
     """
     if not isinstance(model, nn.Module):
@@ -85,7 +87,7 @@ def require_module(model: object, **refused: object) -> nn.Module:
 
 
 def read_settings(config: Any, args: Any) -> SpmdZeroConfig:
-    """The config, checked together with what was passed beside it.
+    """The config, checked together with the command line's arguments.
 
     Raises:
         SpmdZeroConfigError: it can't be honoured.
@@ -114,8 +116,8 @@ def start_backend(
     """Chooses the backend, connects all hosts, lays the config's mesh over their devices.
 
     Raises:
-        SpmdZeroConfigError: the backend isn't installed, or the process uses another; or the
-            devices can't be split so.
+        SpmdZeroConfigError: the backend isn't installed, or the process uses the other one; or the
+            mesh doesn't fit the devices.
     """
     choose(settings.spmd.backend)
     if settings.zero_optimization.stage == 3 and current().name != "jax":
@@ -140,14 +142,14 @@ def place_module(
     weights: Weights | None,
     optimizer: tuple[Any, Any],
 ) -> Groups | None:
-    """Moves the module to the devices; returns what of it is trained, None without an optimizer.
+    """Moves the module to the devices; returns its trained groups, None without an optimizer.
 
     Args:
         optimizer: the arguments `optimizer` and `model_parameters` of `initialize`.
 
     Raises:
-        SpmdZeroUsageError: parameters have another dtype than fp32, and neither the bf16 nor the
-            fp16 section is on (as DeepSpeed).
+        SpmdZeroUsageError: a parameter's dtype isn't fp32, and neither the bf16 nor the fp16
+            section is on (as in DeepSpeed).
     """
     dtype = PrecisionPolicy.from_config(settings).parameter
     if settings.spmd.fused_loss:
@@ -199,13 +201,10 @@ def make_training(
     plan: ShardingPlan,
     mesh: Mesh,
 ) -> Training:
-    """The state on the devices, and what makes a step of it."""
+    """Makes the training state on the devices, with all parts that a step needs."""
+    say_offload(settings, plan)
     precision, rules = PrecisionPolicy.from_config(settings), _region_rules(settings)
-    # Without an optimizer nobody would multiply the loss by the scale, nor update it.
-    scaled = settings.fp16.enabled and groups is not None
-    scaler = LossScaler.from_config(settings.fp16, stage=plan.stage) if scaled else None
-    if scaled and plan.stage == 0:
-        log_once(_FP16_WITHOUT_ZERO)
+    scaler = _scaler(settings, groups, plan)
     path = GradientPath(
         plan=plan,
         mesh=mesh,
@@ -213,17 +212,16 @@ def make_training(
         scaling=GradientScaling.from_config(settings, replicas=mesh.replicas),
         wire=autocast_wire(model, settings.torch_autocast, precision),
     )
-    gradients = GradientStore(path, loss_scale=lambda: scaler.used if scaler else 1.0)
-    health = LossHealth(mesh=mesh, check=settings.spmd.check_finite)
+    state = State(model, plan=plan, mesh=mesh)
+    gradients = GradientStore(path, state, loss_scale=lambda: scaler.used if scaler else 1.0)
+    health = LossHealth(state, check=settings.spmd.check_finite)
     optimizer = (
         None
         if groups is None
         else ZeroOptimizer(
             groups.groups,
-            names={parameter: name for name, parameter in model.named_parameters()},
             rules=groups.rules,
-            plan=plan,
-            mesh=mesh,
+            held=state,
             precision=precision,
             gradients=gradients,
             clip=settings.gradient_clipping,
@@ -236,19 +234,31 @@ def make_training(
         take_over(groups.client, optimizer)
     if optimizer is not None and schedule is not None:
         optimizer.hold = ScheduleHold()
+    forward = _forward(settings, gradients, rules, optimizer, plan, module=model, mesh=mesh)
+    if isinstance(forward, Region):
+        state.flags = forward.disagreements
     return Training(
-        module=model,
+        state=state,
         spmd_config=settings,
         batch=batch,
-        plan=plan,
-        mesh=mesh,
         placer=InputPlacer(mesh=mesh, module=model, rules=rules, micro_batch=batch.micro),
-        forward=_forward(settings, gradients, rules, optimizer, plan, module=model, mesh=mesh),
+        forward=forward,
         gradients=gradients,
         optimizer=optimizer,
         lr_scheduler=schedule,
         health=health,
     )
+
+
+def _scaler(
+    settings: SpmdZeroConfig, groups: Groups | None, plan: ShardingPlan
+) -> LossScaler | None:
+    # Without an optimizer no code would multiply the loss by the scale, or update the scale.
+    if not settings.fp16.enabled or groups is None:
+        return None
+    if plan.stage == 0:
+        log_once(_FP16_WITHOUT_ZERO)
+    return LossScaler.from_config(settings.fp16, stage=plan.stage)
 
 
 def _forward(

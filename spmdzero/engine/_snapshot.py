@@ -1,4 +1,4 @@
-"""A step's pending program, for those who want to see what is compiled."""
+"""A step's pending program, as observers see it before it is compiled."""
 
 import dataclasses
 import functools
@@ -15,12 +15,12 @@ class StepGraph:
     """One program that the engine is about to run.
 
     Attributes:
-        kind: ``"micro"`` off the gradient accumulation boundary, ``"boundary"`` on it.
-        outputs: what the program writes, by names such as ``"parameter/wte.weight"``.
-        rows: its latest forward that autograd recorded, to be looked at again; None without one,
-            or where each row counts the same on any number of devices.
-        summed: autograd's node that sums the rows of what the engine returned into the loss that
-            its `backward` was given; None where none is seen to.
+        kind: ``"boundary"`` at the gradient accumulation boundary, ``"micro"`` before it.
+        outputs: the tensors that the program writes, by names such as ``"parameter/wte.weight"``.
+        rows: the latest forward that autograd recorded, to be run again; None without one, or if
+            each row counts the same on any number of devices.
+        summed: name of autograd's node that sums the rows of the engine's outputs into the loss
+            that was passed to `backward`; None if no such node was found.
     """
 
     kind: str
@@ -30,19 +30,19 @@ class StepGraph:
 
     @property
     def returned(self) -> tuple[str, ...]:
-        """The names of what the text and the annotated program return, in order."""
+        """Names of the outputs of the text and of the annotated program, in order."""
         names = list(self.outputs)
         return tuple(names[place] for place in programs.returned(list(self.outputs.values())))
 
     def hlo(self) -> str:
-        """Compiles what is pending, without running it: optimised, partitioned HLO text."""
+        """Compiles the pending program without running it; returns optimised HLO, partitioned."""
         return self._optimized
 
     @functools.cached_property
     def _optimized(self) -> str:
-        # Compiled once for all who look at the same graph.
+        # Compiled once for all observers of the same graph.
         return programs.optimized_hlo(list(self.outputs.values()))
 
     def annotated(self) -> AnnotatedProgram:
-        """What is pending, annotated: not partitioned, not optimised."""
+        """The pending program with annotations, neither partitioned nor optimised."""
         return programs.annotated(list(self.outputs.values()))

@@ -1,4 +1,4 @@
-"""What a run says of itself before anything is placed or compiled."""
+"""Logs a summary of a run before anything is placed or compiled."""
 
 import logging
 from importlib.metadata import version
@@ -6,7 +6,7 @@ from importlib.metadata import version
 from spmdzero._logging import is_new, log_once
 from spmdzero.backend import current, runtime
 from spmdzero.config import NO_MEANING, BatchSizes, SpmdZeroConfig
-from spmdzero.plan import MeshSpec
+from spmdzero.plan import MeshSpec, Role, ShardingPlan, sized
 from spmdzero.precision import PrecisionPolicy, name_of
 
 logger = logging.getLogger("spmdzero")
@@ -16,15 +16,15 @@ _BACKENDS = {"jax": "JAX"}
 def say_start(
     settings: SpmdZeroConfig, batch: BatchSizes, mesh: MeshSpec, *, of_process: bool
 ) -> None:
-    """Logs what is going to happen, and the config's keys that have no part in it.
+    """Logs the run's settings, and the config's keys that have no effect.
 
-    Engines that are alike say it once, and each key is named once.
+    Engines with the same summary log it once, and each key is named once.
 
     Args:
         settings: the config.
-        batch: what its sizes are on these devices.
-        mesh: all of them.
-        of_process: whether a client counts its batch size for a process, and not for a device.
+        batch: the batch sizes on these devices.
+        mesh: the mesh of all devices.
+        of_process: whether a client counts its batch size per process, and not per device.
     """
     line = _line(settings, batch, mesh)
     if of_process and runtime.local_device_count() > 1:
@@ -35,6 +35,25 @@ def say_start(
         logger.info("config keys without effect here: %s (docs/config.md says why)", ", ".join(new))
         for key in new:
             logger.debug("%s has no effect here: %s", key, NO_MEANING[key])
+
+
+def say_offload(settings: SpmdZeroConfig, plan: ShardingPlan) -> None:
+    """Logs once where the states rest that the config offloads."""
+    zero, memory = settings.zero_optimization, plan.memory()
+    optimizer, param = zero.offload_optimizer, zero.offload_param
+    where = (
+        f"rest on the devices: {_BACKENDS.get(current().name, current().name)} has no host memory "
+        f"beside {runtime.platform()} devices. The numbers are the same"
+    )
+    if optimizer is not None and optimizer.device == "cpu":
+        size = sized(memory[Role.MASTER] + memory[Role.MOMENT])
+        log_once(f"offload_optimizer: masters and moments, {size} a device, {where}")
+    if param is not None and param.device == "cpu":
+        if zero.stage < 3:
+            log_once("offload_param has no effect below stage 3, as in DeepSpeed")
+        else:
+            size = sized(memory[Role.PARAMETER])
+            log_once(f"offload_param: parameters, {size} a device, {where}")
 
 
 def _line(settings: SpmdZeroConfig, batch: BatchSizes, mesh: MeshSpec) -> str:

@@ -1,4 +1,4 @@
-"""What follows the launch of a micro-batch: counts, overflows, the schedule, lines in the log."""
+"""The work after the launch of a micro-batch: counts, overflows, the schedule, log lines."""
 
 import logging
 from collections.abc import Callable
@@ -19,17 +19,18 @@ EVERY = 64
 
 
 class AgreementRhythm:
-    """When the host reads whether replicas agree: after 2^n micro-batches up to 64, then each 64th.
+    """Decides when the host reads whether replicas agree: after 1, 2, 4, ... 64, 128, 192, ...
 
-    The devices remember a disagreement, so a late read misses none; but each waits for them.
-    A model that has no integer output or buffer has nothing to read.
+    The numbers count micro-batches. The devices remember a disagreement, so a late read misses
+    none; but each read waits for the devices. A model without an integer output or buffer has
+    nothing to read.
     """
 
     def __init__(self) -> None:
         self._passed = 0
 
     def is_due(self) -> bool:
-        """Counts one micro-batch; returns whether to read after it."""
+        """Counts one micro-batch; returns whether the host reads after it."""
         self._passed += 1
         few = self._passed < EVERY
         # A power of two has one bit.
@@ -40,8 +41,8 @@ class StepEnd:
     """Ends micro-batches and steps on the host.
 
     Attributes:
-        after_step: called after each step.
-        agreement: when the host reads whether replicas agree.
+        after_step: functions that are called after each step.
+        agreement: decides when the host reads whether replicas agree.
     """
 
     def __init__(
@@ -59,15 +60,14 @@ class StepEnd:
         self._freezing = FreezeWatch(training)
 
     def end_micro_batch(self, *, boundary: bool, lr_kwargs: dict[str, Any]) -> None:
-        """Counts a micro-batch that was started, and at the boundary its step.
+        """Counts a micro-batch that was started, and at the boundary the step.
 
         Raises:
             NonFiniteError, SpmdZeroRuntimeError, ReplicaRegionError: see `ThreeCalls.step`.
         """
         training, optimizer = self._training, self._training.optimizer
         assert optimizer is not None
-        training.backward_done = training.step_applied = False
-        training.ran_forward &= not boundary
+        training.current.end_micro_batch(boundary=boundary)
         try:
             skipped = self._was_skipped(optimizer, boundary=boundary)
         except (NonFiniteError, SpmdZeroRuntimeError):
@@ -76,7 +76,7 @@ class StepEnd:
             training.restart_step()
             self._programs.stepped()
             raise
-        training.step_applied = boundary and not skipped
+        training.current.pass_update(applied=boundary and not skipped)
         training.counters.pass_micro_batch()
         try:
             if boundary:
@@ -84,18 +84,19 @@ class StepEnd:
             if training.region is not None and self.agreement.is_due():
                 training.region.check_agreement()
         finally:
-            # The step is done, whatever a schedule, a monitor or a check has to say about it.
-            training.losses = [] if boundary else training.losses
+            # The step is done, even if a schedule, a monitor or a check raises.
+            if boundary:
+                training.current.end()
             self._programs.stepped()
 
     def _was_skipped(self, optimizer: ZeroOptimizer, *, boundary: bool) -> bool:
-        """Whether an overflow skipped the step, as far as the host asks; updates the loss scale."""
-        # A dynamic loss scale finds its size by overflows: they are no failure.
+        """Whether an overflow skipped the step, if the host has to know; updates the loss scale."""
+        # A dynamic loss scale finds its size by overflows, which are no failures.
         checked = boundary and not optimizer.dynamic_loss_scale
         self._training.health.raise_if_asked(optimizer.grad_norm if checked else None)
         if not boundary or optimizer.scaler is None:
             return False
-        # The one read of a step: the scale and the schedule depend on it.
+        # The step's only read: the scale and the schedule depend on it.
         skipped = optimizer.overflow
         optimizer.scaler.update_scale(skipped)
         return skipped

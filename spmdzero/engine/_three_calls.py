@@ -1,6 +1,8 @@
 """The three calls of DeepSpeed's training loop: forward, backward and step."""
 
+import contextlib
 import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,10 +12,10 @@ from spmdzero.data._inputs import to_half
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._backward import BackwardWatch
 from spmdzero.engine._folded import FoldedCalls
-from spmdzero.engine._folded_call import keep_waiting
+from spmdzero.engine._folded_forward import keep_waiting
+from spmdzero.engine._host_outputs import HostOutputs
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._loss import check_loss
-from spmdzero.engine._outward import Outward
 from spmdzero.engine._reports import WallClock
 from spmdzero.engine._schedule import require_metrics
 from spmdzero.engine._step_end import StepEnd
@@ -23,7 +25,7 @@ from spmdzero.state._training import Training
 from spmdzero.step._numbers import loss_scale_number
 from spmdzero.step._optimizer import ZeroOptimizer
 
-# Backward passes without a step in one program, where no accumulator is planned.
+# Largest number of backward passes without a step in one program if no accumulator is planned.
 _MOST_PASSES = 4
 _TRANSFORMED = (
     "engine(...) inside of torch.func.grad, vmap, jacrev or their like: it hands each device its "
@@ -57,40 +59,46 @@ class ThreeCalls:
         )
         across = training.mesh.across
         rules = None if training.region is None else training.placer.rules
-        self._outward = None if across is None else Outward(across, rules)
+        self._host_outputs = None if across is None else HostOutputs(across, rules)
+
+    @contextlib.contextmanager
+    def _phase(self, name: str, undo: Callable[[], None] = lambda: None) -> Iterator[None]:
+        # Interrupts wait, and the wall clock runs, as long as one of the three calls does.
+        with held(undo), self._wall_clock.phase(name):
+            yield
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module on one micro-batch.
 
         Args:
-            args, kwargs: the module's own. Tensors whose dim 0 has
-                `train_micro_batch_size_per_gpu x local devices` rows are batches and are split
-                over the devices, and so are the same inputs with fewer rows later; every other
-                tensor goes to each device whole (`spmdzero.replicated(t)` says so of one that
-                only looks like a batch). Tensors may be on the CPU or on `engine.device`.
+            args, kwargs: the module's arguments. Tensors whose dim 0 has
+                `train_micro_batch_size_per_gpu x local devices` rows are batches and are split over
+                the devices, and so are the same inputs with fewer rows later; every other tensor
+                goes to each device whole (`spmdzero.replicated(t)` marks a tensor that only looks
+                like a batch). Tensors may be on the CPU or on `engine.device`.
 
-        Returns what the module returns, as global tensors: batches with all rows, of several
-        hosts each its own, floating scalars as their mean over the devices.
+        Returns the module's outputs as global tensors: batches with all rows (each of several hosts
+        gets its own rows), floating scalars as their mean over the devices.
 
         Raises:
-            SpmdZeroUsageError: there are tensors, and none has the rows of a whole micro-batch, or
+            SpmdZeroUsageError: no tensor among the inputs has the rows of a whole micro-batch, or
                 of a short one after it (in evaluation: rows that the devices can share equally); or
                 torch.func traces the call.
-            ReplicaRegionError: the module does what can't be done per replica.
+            ReplicaRegionError: the module does something that can't be done per replica.
         """
         training = self._training
         if is_transforming():
             raise SpmdZeroUsageError(_TRANSFORMED)
-        with held(), self._wall_clock.phase("fwd"), naming_what_left(training):
-            store, passes = training.gradients, len(training.losses)
-            if training.backward_done and (store.outlive_programs or passes >= _MOST_PASSES):
-                # The caller goes on without a step, which would have ended this micro-batch's
-                # program; one of all that follow would be another for each number of them.
+        with self._phase("fwd"), naming_what_left(training):
+            current, lasting = training.current, training.gradients.outlive_programs
+            if current.backward_done and (lasting or len(current.losses) >= _MOST_PASSES):
+                # The caller goes on without the step that would have ended this micro-batch's
+                # program. One program for all that follow would differ with their number.
                 self.end_unstepped()
             return self.forward_placed(*self.place_inputs(args, kwargs))
 
     def place_inputs(self, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The inputs of a forward on the devices."""
+        """Places the inputs of a forward on the devices."""
         training = self._training
         if training.spmd_config.fp16.auto_cast:
             args, kwargs = map_tensors((args, kwargs), lambda _, tensor: to_half(tensor))
@@ -103,10 +111,11 @@ class ThreeCalls:
         if not records:
             self._training.start_unread()
         self._watch.keep_in_thread()
-        self._training.ran_forward |= records
+        if records:
+            self._training.current.pass_forward()
         output = self._folding.forward(args, kwargs)
         output = self._watch.watch(output) if records else output
-        return output if self._outward is None else self._outward(output)
+        return output if self._host_outputs is None else self._host_outputs(output)
 
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
@@ -114,23 +123,23 @@ class ThreeCalls:
         """Accumulates the gradients of `loss`.
 
         Args:
-            loss: a scalar that depends on what `engine(...)` returned. Of several hosts each has
-                its own, and the gradients are those of their mean.
+            loss: a scalar that depends on an output of `engine(...)`. Each of several hosts has its
+                own loss, and the gradients are those of the mean loss.
             retain_graph: as in `torch.Tensor.backward`.
-            scale_wrt_gas: divide by `gradient_accumulation_steps`, so that the step uses the
-                mean over micro-batches.
+            scale_wrt_gas: whether to divide by `gradient_accumulation_steps`, so that the step uses
+                the mean over micro-batches.
 
         Returns the loss that was differentiated: `loss / gradient_accumulation_steps`.
 
         Raises:
-            UsageAssertionError: not a scalar, or not made by a forward of this engine.
+            UsageAssertionError: the loss is no scalar, or no forward of this engine made it.
         """
         training = self._training
-        # Whoever runs an interrupted loop anew would add this micro-batch's gradients twice.
-        with held(undo=training.restart_step), self._wall_clock.phase("bwd"):
+        # A user who restarts an interrupted loop would otherwise add this micro-batch twice.
+        with self._phase("bwd", undo=training.restart_step):
             check_loss(loss)
             if self._needs_scale:
-                # What wasn't scaled would join what is.
+                # Otherwise gradients that were not scaled would join scaled ones.
                 self._accumulation.collect_gradients()
             averaged = loss / training.batch.accumulation if scale_wrt_gas else loss
             if self._launching.observers:
@@ -142,20 +151,19 @@ class ThreeCalls:
             detached = self._of_all(loss.detach().reshape(())).clone()
             detached = training.mesh.mark(detached, REPLICATED)
             training.health.watch(detached, step=training.counters.global_steps)
-            training.losses.append(detached)
-            training.backward_done = True
-            training.counters.backwards += 1
+            training.current.pass_backward(detached)
+            training.counters.pass_backward()
             return averaged.detach()
 
     def _of_all(self, loss: torch.Tensor) -> torch.Tensor:
-        """The mean of the hosts' losses, which is what they report."""
+        """The mean of the hosts' losses, which the hosts report."""
         across = self._training.mesh.across
         return loss if across is None else across.mean(loss)
 
     def _backward_epilogue(self) -> None:
-        """Does nothing: a backward pass has nothing left to do.
+        """Does nothing: no work is left after a backward pass.
 
-        DeepSpeed's page on training multiple models has it called after a `loss.backward()` through
+        DeepSpeed's page on training multiple models calls it after a `loss.backward()` through
         several engines.
         """
 
@@ -166,7 +174,7 @@ class ThreeCalls:
         `gradient_accumulation_steps` as `engine.backward` is.
 
         Raises:
-            UsageAssertionError: not a scalar, not made by a forward, or no optimizer.
+            UsageAssertionError: the loss is no scalar or no forward made it, or no optimizer.
         """
         check_loss(loss)
         self._require_optimizer("scale")
@@ -177,7 +185,7 @@ class ThreeCalls:
         optimizer = self._training.optimizer
         if optimizer is None or optimizer.scaler is None:
             return loss
-        # The scale is data: a Python number would be another program at each change of it.
+        # The scale is data: a Python number would need a new program after each change.
         number = loss_scale_number(optimizer.scaler)
         return loss * self._training.mesh.place(number)
 
@@ -192,37 +200,39 @@ class ThreeCalls:
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
         """Ends a micro-batch; at the gradient accumulation boundary, updates the parameters.
 
-        Starts the compiled program on the devices; a TPU runs it while Python goes on, the CPU
+        It starts the compiled program on the devices; a TPU runs it while Python goes on, the CPU
         runtime may return only when it is done.
 
         Raises:
             SpmdZeroUsageError: no `backward` since the last step.
             UsageAssertionError: no optimizer, or inside `no_sync`.
-            NonFiniteError: `"spmd": {"check_finite": true}` and a loss or the gradient norm is
-                not finite; parameters and states are as before, and the step starts anew.
-            SpmdZeroRuntimeError: an overflow at fp16's smallest loss scale; likewise.
-            ReplicaRegionError: an integer output or buffer differs between replicas, which is
-                read now and then (`AgreementRhythm`); the micro-batch counts all the same.
+            NonFiniteError: with `"spmd": {"check_finite": true}`, a loss or the gradient norm is
+                not finite; parameters and states are as before, and the step restarts.
+            SpmdZeroRuntimeError: an overflow at fp16's smallest loss scale; parameters and states
+                are as before, and the step restarts.
+            ReplicaRegionError: an integer output or buffer differs between replicas, which is read
+                now and then (`AgreementRhythm`); the micro-batch still counts.
         """
         training = self._training
-        with held(), self._wall_clock.phase("step"):
-            training.step_applied = False
+        with self._phase("step"):
+            training.current.begin_end()
             self._accumulation.refuse_inside("step")
             optimizer = self._require_optimizer("step")
             self._accumulation.collect_gradients()
             self._accumulation.scaled = False
-            if not training.backward_done and not training.gradients.waiting:
+            if not training.current.backward_done and not training.gradients.waiting:
                 raise SpmdZeroUsageError(
                     "engine.step() before engine.backward(loss): there is no gradient to use. Each "
                     "micro-batch is loss = engine(...); engine.backward(loss); engine.step()"
                 )
             boundary = self._accumulation.step_is_boundary()
-            # Runs Python of other engines' modules, so before anything of this step is spent.
+            # This may run Python of other engines' modules, so it comes before this step uses up
+            # its gradients.
             keep_waiting(ending=training if boundary else None)
             if boundary:
                 self._update(optimizer, lr_kwargs or {})
-            # `explain` leaves here, before the program is run; its gradients are spent.
-            training.backward_done = False
+            # `explain` raises here, before the program is run; the step's gradients are used up.
+            training.current.pass_launch()
             failure = self._launch("boundary" if boundary else "micro")
             self._step_end.end_micro_batch(boundary=boundary, lr_kwargs=lr_kwargs or {})
             if failure is not None:
@@ -234,15 +244,15 @@ class ThreeCalls:
         try:
             optimizer.step()
         except BaseException:
-            # Some gradients are spent already, and the rest would be half of a step.
+            # Some gradients are used up already, and the rest would be half of a step.
             self._training.restart_step()
             raise
 
     def end_unstepped(self) -> None:
-        """Starts a micro-batch that no `step` ends."""
+        """Starts the program of a micro-batch that no `step` ends."""
         keep_waiting(ending=None)
         failure = self._launch("micro")
-        self._training.backward_done = False
+        self._training.current.pass_launch()
         if failure is not None:
             raise failure
 

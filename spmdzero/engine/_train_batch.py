@@ -14,12 +14,12 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.state._still_placed import naming_what_left
 from spmdzero.state._training import Training
 
-# What one forward takes.
+# The inputs of one forward.
 Batch: TypeAlias = torch.Tensor | tuple[Any, ...] | Mapping[str, Any]
 
 
 class TrainBatch:
-    """The one-call style, whose micro-batches are captured."""
+    """Trains a whole step in one call; its micro-batches are captured."""
 
     def __init__(
         self, training: Training, *, accumulation: Accumulation, capture: CapturedSteps
@@ -27,23 +27,23 @@ class TrainBatch:
         self._training, self._accumulation, self._capture = training, accumulation, capture
 
     def train_batch(self, data_iter: Iterator[Any] | Batch | None = None) -> torch.Tensor:
-        """One whole step: `gradient_accumulation_steps` micro-batches and the update.
+        """Runs one whole step: `gradient_accumulation_steps` micro-batches and the update.
 
-        Traced at first, then replayed: see `capture`, and ``"spmd": {"capture": false}``.
+        Steps are traced at first, then replayed: see `capture`, and ``"spmd": {"capture": false}``.
 
         Args:
-            data_iter: yields what one forward takes: a tensor, a tuple of positional inputs or a
+            data_iter: yields the inputs of one forward: a tensor, a tuple of positional inputs or a
                 dict of keyword inputs; or is one such batch with the rows of the whole step, which
-                is cut into its micro-batches. None uses the loader made from `training_data`,
-                over and over. The module must return the loss, or a tuple or mapping that starts
-                with it or names it ``"loss"``.
+                is cut into micro-batches. None uses the loader made from `training_data`, over and
+                over. The module must return the loss, or a tuple or mapping that starts with it or
+                names it ``"loss"``.
 
         Returns the mean loss over the micro-batches, a 0-dim tensor on the device; reading it
         waits for the step.
 
         Raises:
-            SpmdZeroUsageError: the iterator ends in mid-step, a batch has other rows, there is no
-                data, or no loss; or the caller ends steps, by
+            SpmdZeroUsageError: the iterator ends in mid-step, a batch has a wrong number of rows,
+                there is no data, or no loss; or the caller ends steps with
                 `set_gradient_accumulation_boundary`.
         """
         with held():
@@ -57,7 +57,7 @@ class TrainBatch:
             batches = training.placer.cut(*inputs_of(data_iter), count)
         else:
             batches = micro_batches(self._data(data_iter), count)
-        training.total = self._nothing_yet
+        training.state.numbers["total"] = self._nothing_yet
         training.in_train_batch = True
         try:
             with naming_what_left(training):
@@ -69,11 +69,11 @@ class TrainBatch:
             training.in_train_batch = False
             if not self._accumulation.is_first_micro_batch():
                 training.restart_step()
-        return training.total
+        return training.state["total"]
 
     @functools.cached_property
     def _nothing_yet(self) -> torch.Tensor:
-        # Zero is uploaded, so that each micro-batch adds to it by the same graph.
+        # Zero is uploaded, so that each micro-batch adds to it with the same graph.
         return self._training.mesh.place(torch.zeros((), dtype=torch.float32))
 
     def _data(self, given: Iterator[Any] | None) -> Iterator[Any]:
@@ -84,6 +84,4 @@ class TrainBatch:
             raise SpmdZeroUsageError(
                 "train_batch() without data: pass data_iter, or training_data= to initialize"
             )
-        if training.batches is None:
-            training.batches = training.training_dataloader.endless()
-        return training.batches
+        return training.training_dataloader.stream()

@@ -1,4 +1,4 @@
-"""A micro-batch as one function of the state, the batch, keys and the host's numbers."""
+"""Traces a micro-batch as one function of the state, the batch, keys and the host's numbers."""
 
 import dataclasses
 import functools
@@ -17,16 +17,16 @@ from spmdzero.engine._module_tracer import (
     fold_python,
     refuse_read,
 )
-from spmdzero.engine._places import Place, agreement, state_places
 from spmdzero.state._training import Training
 from spmdzero.step._numbers import loss_scale_number, step_number
-from spmdzero.step._program import StepProgram
+from spmdzero.step._pure_step import StepProgram
+from spmdzero.step._state import Place
 
 
 def host_numbers(training: Training, *, last: bool) -> list[torch.Tensor]:
-    """What the host adds to a micro-batch: the step, fp16's loss scale, and the step's numbers.
+    """The numbers that the host gives a micro-batch: step, fp16's loss scale, optimizer's numbers.
 
-    The schedule's hold takes down the same row again when it is asked again.
+    Calling this twice is safe: the schedule's hold then records the same row again.
     """
     optimizer = training.optimizer
     assert optimizer is not None
@@ -38,16 +38,16 @@ def host_numbers(training: Training, *, last: bool) -> list[torch.Tensor]:
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class WholeStep:
-    """A micro-batch, traced.
+    """A traced micro-batch.
 
     Attributes:
-        traced: the function of the state that it reads, the inputs, the host's numbers and keys.
-            It returns what it writes, and the loss.
-        reads: the state that it reads.
-        forms: of each of them shape, dtype and sharding.
-        writes: the state that it writes.
-        summed: parameters that have a gradient afterwards.
-        program: what was compiled, None before that.
+        traced: the function of the state that it reads, the inputs, the host's numbers and keys. It
+            returns the state that it writes, and the loss.
+        reads: the places of the state that it reads.
+        forms: shape, dtype and sharding of each of these tensors.
+        writes: the places of the state that it writes.
+        summed: names of the parameters that have a gradient afterwards.
+        program: the compiled program, None before it is compiled.
     """
 
     traced: TracedFunction
@@ -58,14 +58,14 @@ class WholeStep:
     program: CompiledProgram | None = None
 
     def difference(self, other: "WholeStep") -> str | None:
-        """Why `other` is another step than this one, None if it is the same."""
+        """How `other` differs from this step, or None if they are the same."""
         return self.traced.difference(other.traced)
 
     def state(self) -> list[torch.Tensor]:
-        """The tensors that it reads, as they are now.
+        """The present tensors of the state that it reads.
 
         Raises:
-            NotCapturableError: one is not of the form that it was traced for.
+            NotCapturableError: a tensor doesn't have the form for which the step was traced.
         """
         tensors = [place.tensor for place in self.reads]
         present = [tensor for tensor in tensors if tensor is not None]
@@ -81,19 +81,19 @@ class WholeStep:
     def sources(
         self, training: Training, inputs: Sequence[torch.Tensor], *, last: bool
     ) -> list[torch.Tensor]:
-        """Everything that the function takes: draws its keys, uploads the host's part."""
+        """All inputs of the function; draws its keys and uploads the host's numbers."""
         state = self.state()
         hosts = [*host_numbers(training, last=last), *draw_keys(self.traced.keys)]
         return [*state, *inputs, *training.mesh.place_all(hosts)]
 
     def compile(self, sources: Sequence[torch.Tensor]) -> None:
-        """Compiles it as a program that writes into the buffers of the state.
+        """Compiles the step as a program that writes into the buffers of the state.
 
         Args:
-            sources: what it will be started with first.
+            sources: the inputs with which it will be started first.
 
         Raises:
-            NotCapturableError: a buffer of the state is also another's.
+            NotCapturableError: a tensor of the state shares its buffer with another tensor.
         """
         handles, count = arrays.buffer_handles(sources), len(self.reads)
         if len({*handles[:count]}) < count or {*handles[:count]} & {*handles[count:]}:
@@ -104,19 +104,19 @@ class WholeStep:
         donated = {
             index: read[place.name]
             for index, place in enumerate(self.writes)
-            if place.name in read and not place.rebinds
+            if place.name in read and not place.replaced
         }
         function = self.traced.function
         self.program = compiler.compile_alone(function, sources, donated=donated, state=count)
 
     def start(self, sources: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Starts the program and puts what it returns in its places; returns the loss."""
+        """Starts the program and puts its outputs into their places; returns the loss."""
         assert self.program is not None
-        into = [None if place.rebinds else place.tensor for place in self.writes]
+        into = [None if place.replaced else place.tensor for place in self.writes]
         *values, loss = self.program.run(sources, [*into, None])
         for place, value in zip(self.writes, values, strict=True):
-            if place.rebinds:
-                place.holder[place.key] = value
+            if place.replaced:
+                place.registry[place.key] = value
         return loss
 
 
@@ -128,18 +128,18 @@ def trace_whole_step(
     *,
     last: bool,
 ) -> WholeStep:
-    """Traces a micro-batch with stand-ins; nothing of the engine changes.
+    """Traces a micro-batch with stand-ins; the engine's state doesn't change.
 
     Args:
-        training: whose.
-        args, kwargs: the placed inputs of its forward.
+        training: the training of the engine.
+        args, kwargs: the placed inputs of the forward.
         inputs: the tensors among them.
-        last: whether it ends the step.
+        last: whether the micro-batch ends the step.
 
     Raises:
-        NotCapturableError: it can't stand for later ones.
+        NotCapturableError: the trace can't be used for later micro-batches.
     """
-    places, region = state_places(training), training.region
+    places, region = {place.name: place for place in training.state.places()}, training.region
     state = {name: place.tensor for name, place in places.items() if place.tensor is not None}
     hosts = host_numbers(training, last=last)
     tracer, program = ModuleTracer(training, args, kwargs), _program(training, last=last)
@@ -155,7 +155,7 @@ def trace_whole_step(
         tracer.refuse_reads()
         written[:] = new
         for name in new.keys() - places.keys():
-            places[name] = agreement(training, name.partition("/")[2])
+            places[name] = training.state.place(name)
         return [*(training.mesh.mark(new[name], places[name].spec) for name in new), loss]
 
     traced = fold_python(

@@ -1,4 +1,4 @@
-"""What the compilers, the TPU's included, make of a training step: memory, traffic, limits."""
+"""Explains a training step as compilers, also the TPU's, compile it: memory, traffic, limits."""
 
 from spmdzero.backend import FLAG_SETS
 from spmdzero.explain._aot import (
@@ -16,7 +16,6 @@ from spmdzero.explain._fit import StageFit, TargetMemory
 from spmdzero.explain._moves import Moves, ProgramLedger
 from spmdzero.explain._refused_scatters import RefusedScatter
 from spmdzero.explain._roofline import Roofline
-from spmdzero.explain._sizes import sized
 from spmdzero.explain._time import DearOperation, Share, StepTime, siblings, step_time
 from spmdzero.explain._verdict import Change, Verdict
 from spmdzero.explain._without_data import made_up
@@ -48,7 +47,6 @@ __all__ = [
     "made_up",
     "require_tpu_compiler",
     "siblings",
-    "sized",
     "slices_of",
     "step_time",
 ]

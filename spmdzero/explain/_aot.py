@@ -1,4 +1,4 @@
-"""Compiling a program for TPUs on a machine that has none."""
+"""Compiles a program for TPUs on a machine without TPUs."""
 
 import hashlib
 import importlib.metadata
@@ -19,14 +19,14 @@ from spmdzero.errors import SpmdZeroRuntimeError
 from spmdzero.explain import _passes
 from spmdzero.explain._chips import CHIPS, Topology
 
-# Those with wheels of jax 0.7.1 and libtpu 0.0.21, in the markers of pyproject.toml too: what
-# torch_xla's programs are compiled by.
+# Pythons with wheels of jax 0.7.1 and libtpu 0.0.21, which compile torch_xla's programs; the
+# markers of pyproject.toml name them too.
 _PYTHONS = ((3, 11), (3, 12))
 _CHILD = Path(__file__).with_name("_aot_child.py")
-# Machine code of equal operations is made once: the optimised HLO stays the same to the letter, and
-# the compiler takes a third less host memory (measured with libtpu 0.0.21, 4 equal layers).
+# Equal operations share their machine code: the optimised HLO stays the same to the letter, and the
+# compiler takes a third less host memory (measured with libtpu 0.0.21, 4 equal layers).
 _LEAN: Mapping[str, str] = {"xla_tpu_enable_deduplicated_calls": "true"}
-# What libtpu says of a program that doesn't fit, such as "Used 120.51G of 95.74G hbm".
+# libtpu's message about a program that doesn't fit, such as "Used 120.51G of 95.74G hbm".
 _USED = re.compile(r"Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm")
 _RAISED = re.compile(r"[\w.]*Error: ")
 _TIMEOUT = 1800  # seconds
@@ -34,16 +34,18 @@ _OF_THE_SET = (
     '\nIt was compiled with the flags of the set that "spmd": {"xla_flags": ...} names; '
     '"none" has none'
 )
+_MEMORY = ("arguments", "peak", "host_arguments", "host_peak")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",
-    # Any accelerator will do: the topology of the request decides.
+    # Any accelerator is fine here: the topology of the request decides.
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
     "TPU_WORKER_HOSTNAMES": "localhost",
-    # Without it two compilations at once collide on libtpu's lock file.
+    # Otherwise two simultaneous compilations collide on libtpu's lock file.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    # Making code takes and frees memory on every thread: a heap for each keeps a fifth more of it.
+    # Code generation takes and frees memory on every thread: one heap per thread keeps a fifth
+    # more.
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_TRIM_THRESHOLD_": "131072",
     "TPU_STDERR_LOG_LEVEL": "3",
@@ -52,21 +54,26 @@ _ENVIRONMENT = {
 
 
 class WaitingError(Exception):
-    """A program is compiled when this process, and the memory that it takes, is gone."""
+    """Ends this process, so that a program is compiled after its memory is free."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompilerMemory:
-    """A compiler's own account of one program, bytes per device.
+    """A compiler's own account of one program, bytes per device, the host's memory apart.
 
     Attributes:
-        arguments: the program's inputs: parameters, states, the batch; None where the compiler
-            gave up, because they and the rest don't fit.
-        peak: the most that is in use at once, inputs included.
+        arguments: the program's inputs: parameters, states, the batch; None if the compiler gave
+            up, because the program doesn't fit.
+        peak: the largest part of a device's memory that is in use at once, including inputs.
+        host_arguments: inputs that rest in the host's memory; 0 if the compiler gave up.
+        host_peak: the largest part of the host's memory in use at once for one device; 0 if the
+            compiler gave up.
     """
 
     arguments: int | None
     peak: int
+    host_arguments: int = 0
+    host_peak: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +81,12 @@ class Compiled:
     """One program as a compiler made it.
 
     Attributes:
-        hlo: optimised, partitioned HLO text; None where the program doesn't fit.
+        hlo: optimised, partitioned HLO text; None if the program doesn't fit.
         memory: bytes per device.
-        flops: operations of one device in one run, by the compiler's cost analysis; None where
-            the compiler gives none.
-        bytes_accessed: bytes that one device reads and writes in one run; None likewise.
+        flops: operations of one device in one run, by the compiler's cost analysis; None if the
+            compiler gives none.
+        bytes_accessed: bytes that one device reads and writes in one run; None if the compiler
+            gives none.
     """
 
     hlo: str | None
@@ -88,10 +96,10 @@ class Compiled:
 
 
 def require_tpu_compiler() -> None:
-    """Checks that jax and libtpu are there; the JAX backend takes any that go with each other.
+    """Checks that jax and libtpu are installed; the JAX backend accepts any matching versions.
 
     Raises:
-        SpmdZeroRuntimeError: one is missing, or this Python has no wheels of it.
+        SpmdZeroRuntimeError: a package is missing, or has no wheels for this Python.
     """
     on_jax = current().name == "jax"
     if not on_jax and sys.version_info[:2] not in _PYTHONS:
@@ -111,14 +119,14 @@ def require_tpu_compiler() -> None:
 def compile_for_tpu(
     program: AnnotatedProgram, topology: Topology, *, flags: Mapping[str, str] | None = None
 ) -> Compiled:
-    """What libtpu makes of an annotated program, for chips that need not be here.
+    """Compiles an annotated program by libtpu, for chips that need not be present.
 
     Args:
-        program: annotated for `topology.devices` devices.
+        program: a program annotated for `topology.devices` devices.
         topology: the chips.
         flags: XLA's compile options; None for the backend's own.
 
-    Returns what was compiled; of a program that needs more than a chip's memory only how much.
+    Returns the compiled program, or only its memory if it needs more than a chip has.
 
     Raises:
         SpmdZeroRuntimeError: jax or libtpu is missing, the compiler failed, or it took too long.
@@ -155,7 +163,7 @@ def _order(folder: Path, module: bytes, request: dict[str, Any], *, name: str) -
     (folder / "module").write_bytes(module)
     (folder / "request").write_text(json.dumps({**request, **files}))
     environment = {**os.environ, **_ENVIRONMENT}
-    # The flags are for this process's XLA; jaxlib's aborts on one that it doesn't know.
+    # XLA_FLAGS are for this process's XLA; jaxlib's XLA aborts on a flag that it doesn't know.
     environment.pop("XLA_FLAGS", None)
     paths = [str(folder / name) for name in ("request", "result")]
     order = {
@@ -177,7 +185,7 @@ def _read(folder: Path, topology: Topology, *, hint: str = "") -> Compiled:
         )
     if done["status"] != 0:
         lines = done["said"].strip().splitlines()
-        # Of an error in a kernel the whole kernel follows.
+        # The text of an error in a kernel ends with the whole kernel.
         raised = [place for place, line in enumerate(lines) if _RAISED.match(line)]
         last = "\n".join(lines[raised[-1] if raised else -8 :][:8])
         raise SpmdZeroRuntimeError(
@@ -196,14 +204,14 @@ def _read(folder: Path, topology: Topology, *, hint: str = "") -> Compiled:
         return Compiled(hlo=None, memory=CompilerMemory(arguments=None, peak=peak))
     return Compiled(
         hlo=(folder / "hlo").read_text(),
-        memory=CompilerMemory(arguments=result["arguments"], peak=result["peak"]),
+        memory=CompilerMemory(**{name: result[name] for name in _MEMORY}),
         flops=result["flops"],
         bytes_accessed=result["bytes_accessed"],
     )
 
 
 def _refused(topology: Topology, said: str) -> str:
-    """Why libtpu has no such topology, and what does."""
+    """Why libtpu has no such topology, and which libtpu has it."""
     chip, here = topology.chip, importlib.metadata.version("libtpu")
     refused = f"libtpu {here} has no topology {topology.slice_name} ({said})"
     if _number(here) >= _number(chip.libtpu):

@@ -1,10 +1,10 @@
-"""Compiles one program for a TPU topology; run by its path, in a process of its own.
+"""Compiles one program for a TPU topology; it runs by its path, in a process of its own.
 
     python -P _aot_child.py REQUEST.json RESULT.json
 
-It knows jax and libtpu and nothing of spmdzero: torch_xla's bundled XLA and jaxlib's can't share a
-process, a failed check in libtpu ends the process that it happens in, and the memory that a
-compilation takes is gone when it is over.
+It imports jax and libtpu and nothing of spmdzero: torch_xla's bundled XLA and jaxlib's can't share
+a process, a failed check in libtpu ends its process, and the memory of a compilation is freed when
+the process ends.
 """
 
 import json
@@ -21,7 +21,7 @@ from jax.experimental import topologies
 
 
 def main(request_path: str, result_path: str) -> None:
-    """Reads the request, compiles, writes the result; a failure is a traceback and status 1."""
+    """Reads the request, compiles, writes the result; a failure gives a traceback and status 1."""
     request = json.loads(Path(request_path).read_text())
     try:
         devices = devices_of(request)
@@ -41,16 +41,27 @@ def main(request_path: str, result_path: str) -> None:
             raise
         Path(result_path).write_text(json.dumps({"exhausted": str(error)}))
         return
-    stats = executable.get_compiled_memory_stats()
     Path(request["hlo"]).write_text(executable.hlo_modules()[0].to_string())
     cost = dict(executable.cost_analysis())
     result = {
-        "arguments": stats.argument_size_in_bytes,
-        "peak": stats.peak_memory_in_bytes,
+        **memory_of(executable.get_compiled_memory_stats()),
         "flops": cost["flops"],
         "bytes_accessed": cost["bytes accessed"],
     }
     Path(result_path).write_text(json.dumps(result))
+
+
+def memory_of(stats: Any) -> dict[str, int]:
+    """Bytes that a program takes of one device's memory, and of the host's memory for it."""
+    # libtpu's peak has inputs and outputs that are on the host, but not temporaries on the host.
+    states = stats.host_argument_size_in_bytes
+    states += stats.host_output_size_in_bytes - stats.host_alias_size_in_bytes
+    return {
+        "arguments": stats.argument_size_in_bytes,
+        "peak": stats.peak_memory_in_bytes - states,
+        "host_arguments": stats.host_argument_size_in_bytes,
+        "host_peak": states + stats.host_temp_size_in_bytes,
+    }
 
 
 def devices_of(request: dict[str, Any]) -> list[Any]:
@@ -59,7 +70,7 @@ def devices_of(request: dict[str, Any]) -> list[Any]:
     topology = topologies.get_topology_desc(
         topology_name=request["topology"], platform="tpu", num_slices=request["slices"], **cores
     )
-    # As the backend's mesh has them: torch_xla's on one slice along x first, JAX's host by host.
+    # In the order of the backend's mesh: torch_xla's along x first on a slice, JAX's host by host.
     host = 1 if request["stablehlo"] else 0
     found = sorted(topology.devices, key=lambda device: (host * device.process_index, device.id))
     assert len(found) == request["devices"], f"{len(found)} devices, not {request['devices']}"
@@ -72,13 +83,13 @@ def compiled(devices: list[Any], module: bytes, build: Any) -> Any:
     try:
         return devices[0].client.compile(module, **told)
     except TypeError:
-        # A newer JAX takes what the bytecode says instead.
+        # A newer JAX takes a parsed module instead of bytecode.
         with mlir.make_ir_context():
             return devices[0].client.compile(ir.Module.parse(module), **told)
 
 
 def options(device_ids: list[int], *, flags: dict[str, str], shardy: bool) -> Any:
-    """What torch_xla and JAX set for SPMD: one replica, free output shardings."""
+    """The compile options that torch_xla and JAX set for SPMD: one replica, free shardings."""
     made = xla_client.CompileOptions()
     made.num_replicas, made.num_partitions = 1, len(device_ids)
     build = made.executable_build_options
@@ -90,7 +101,7 @@ def options(device_ids: list[int], *, flags: dict[str, str], shardy: bool) -> An
 
 
 def without_the_cpus(module: bytes) -> bytes:
-    """StableHLO that JAX lowered, without what only XLA's CPU compiler needs."""
+    """JAX's StableHLO without the operations that only XLA's CPU compiler needs."""
     with mlir.make_ir_context(), ir.Location.unknown():
         parsed = ir.Module.parse(module)
         _divide_no_more_by_one(_main_of(parsed))
@@ -98,12 +109,13 @@ def without_the_cpus(module: bytes) -> bytes:
 
 
 def as_stablehlo(proto: bytes, shardings: dict[str, str]) -> bytes:
-    """The HLO as StableHLO, without what only XLA's CPU compiler needs, and with its inputs told.
+    """The HLO as StableHLO, without the CPU compiler's operations, with attributes of inputs.
 
-    A graph that is lowered for its text says less of its inputs than one that is run. Each is
-    marked as one whose buffer an output may take: torch_xla donates what is updated in place, and
-    XLA uses a donated buffer only for an output of the same shape and sharding. Those that had no
-    data get their sharding: number of the input -> the sharding.
+    A graph that is lowered for its text has fewer attributes of its inputs than one that is run.
+    Each input is marked as one whose buffer an output may take: torch_xla donates tensors that are
+    updated in place, and XLA uses a donated buffer only for an output of the same shape and
+    sharding. Inputs without data get their sharding from `shardings`: number of the input ->
+    sharding.
     """
     with mlir.make_ir_context(), ir.Location.unknown():
         module = ir.Module.parse(xla_client._xla.mlir.hlo_to_stablehlo(proto))
@@ -132,20 +144,20 @@ def _main_of(module: ir.Module) -> ir.OpView | ir.Operation:
 def _attributes_of_inputs(main: ir.OpView | ir.Operation) -> list[ir.DictAttr]:
     if "arg_attrs" in main.attributes:
         return [ir.DictAttr(each) for each in ir.ArrayAttr(main.attributes["arg_attrs"])]
-    # MLIR leaves the list out where no input has any, as when none had data.
+    # MLIR leaves the list out if no input has attributes, as when no input has data.
     taken = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value).inputs
     return [ir.DictAttr.get({}) for _ in taken]
 
 
 def _divide_no_more_by_one(main: ir.OpView | ir.Operation) -> None:
-    """Undoes `let_go_of_whole`: x / ((x == x) | (x != x)) is x, and was for XLA's CPU compiler."""
+    """Undoes `release_whole`: x / ((x == x) | (x != x)) is x; only the CPU compiler needs it."""
     for op in main.regions[0].blocks[0].operations:
         if isinstance(op, hlo.DivOp) and _ways(op.rhs, op.lhs) == {"EQ", "NE"}:
             op.result.replace_all_uses_with(op.lhs)
 
 
 def _ways(value: ir.Value, number: ir.Value) -> set[str]:
-    """The ways, ``"EQ"`` or ``"NE"``, in which `value` is true where `number` is to itself."""
+    """The comparisons, ``"EQ"`` or ``"NE"``, of `number` with itself that make `value` true."""
     made = value.owner.opview if isinstance(value.owner, ir.Operation) else None
     if isinstance(made, hlo.ConvertOp):
         return _ways(made.operand, number)
@@ -162,7 +174,7 @@ def _ways(value: ir.Value, number: ir.Value) -> set[str]:
 
 
 def _before_casts(value: ir.Value) -> ir.Value:
-    """What was cast to it. JAX's backend computes with bf16 as fp32, and casts anew for each."""
+    """The value before casts. JAX's backend computes bf16 as fp32, and casts for each use."""
     made = value.owner.opview if isinstance(value.owner, ir.Operation) else None
     return _before_casts(made.operand) if isinstance(made, hlo.ConvertOp) else value
 

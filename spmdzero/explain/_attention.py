@@ -1,4 +1,4 @@
-"""Which calls of attention are kernels in programs for TPUs, and which are not."""
+"""Counts the calls of attention that are kernels in programs for TPUs, and the others."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -12,9 +12,9 @@ class AttentionUse:
     """Calls of `scaled_dot_product_attention` that are computed alike, for the same reason.
 
     Attributes:
-        calls: how many.
-        first: the line of the first, and its submodule.
-        plain_because: why no kernel computes them, None where one does.
+        calls: number of calls.
+        first: line and submodule of the first call.
+        plain_because: why no kernel computes them, None if a kernel does.
     """
 
     calls: int
@@ -23,7 +23,7 @@ class AttentionUse:
 
 
 def attention_uses(calls: Iterable[AttentionCall]) -> tuple[AttentionUse, ...]:
-    """The calls of one forward, those that are kernels first."""
+    """The calls of one forward by reason, those that are kernels first."""
     counts: Counter[str | None] = Counter()
     first: dict[str | None, str] = {}
     for call in calls:

@@ -1,4 +1,4 @@
-"""What a TPU chip can hold and do, and the names of groups of chips."""
+"""Figures of TPU chips, and the names of groups of chips."""
 
 import re
 from dataclasses import dataclass
@@ -14,22 +14,22 @@ _SLICES = re.compile(r"(?:(?P<slices>\d+)x)?(?P<slice>.*)")
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """What one device of a TPU generation is: a chip by its maker's figures, or its part of one.
+    """The figures of one device of a TPU generation: its maker's for a chip, or a part of them.
 
     Attributes:
         name: ``v5e``, ``v6e``, ...
         hbm_bytes: memory, bytes.
         bf16_flops: peak bf16 operations per second.
         hbm_rate: bytes per second between memory and device.
-        ici_rate: bytes per second that it sends to its neighbours, all links together. Where
-            several devices are one chip, its share of the chip's links: what they send each other
-            goes over faster ones.
-        matrix_units: units that multiply matrices.
-        matrix_width: each multiplies by a square of so many weights.
-        source: where the figures are published.
-        devices: how many of them a chip is.
-        libtpu: the oldest version that was seen to compile for it.
-        cores: libtpu's name for how cores are devices, "" for what it does on its own.
+        ici_rate: bytes per second that a device sends to its neighbours, over all links. If several
+            devices are one chip, its share of the chip's links: devices of one chip have faster
+            links to each other.
+        matrix_units: number of units that multiply matrices.
+        matrix_width: side of the square of weights by which a unit multiplies.
+        source: page on which the figures are published.
+        devices: number of devices of a chip.
+        libtpu: the oldest version that was seen to compile for the chip.
+        cores: libtpu's name for the division of cores into devices, "" for its default.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Chip:
 
     @property
     def clock(self) -> float:
-        """Cycles per second: at each, every weight of the matrix units multiplies and adds once."""
+        """Cycles per second; each weight of the matrix units multiplies and adds once a cycle."""
         return self.bf16_flops / (2 * self.matrix_units * self.matrix_width**2)
 
 
@@ -54,7 +54,7 @@ def _chip(
     name: str, *, gib: int, tflops: int, hbm: int, ici_gbit: int, units: int, width: int = 128,
     devices: int = 1, libtpu: str = "0.0.21", cores: str = "",
 ) -> Chip:  # fmt: skip
-    """The figures of one device; those that are given are a chip's, `ici_gbit` one way."""
+    """The figures of one device, from a chip's figures; `ici_gbit` counts one direction."""
     return Chip(
         name=name,
         hbm_bytes=gib * 2**30 // devices,
@@ -70,29 +70,29 @@ def _chip(
     )
 
 
-# How much a device of theirs multiplies in a cycle is what libtpu's estimate of a product of two
-# bf16 matrices of 8,192 x 8,192 has to fit into. It reckons with 7.4 of v4's 8 units, 3.5 of v5e's
-# 4 and 7.2 of v5p's 8, 0.0.21 and 0.0.50 alike.
+# The numbers of matrix units are checked by libtpu's estimate of a product of two bf16 matrices of
+# 8,192 x 8,192, which must fit into what a device multiplies in a cycle. libtpu 0.0.21 and 0.0.50
+# both use 7.4 of v4's 8 units, 3.5 of v5e's 4 and 7.2 of v5p's 8.
 CHIPS = {
     chip.name: chip
     for chip in (
-        # Its two cores are one device for torch_xla and JAX; libtpu on its own makes two of them.
+        # The two cores are one device for torch_xla and JAX; libtpu's default makes them two.
         _chip("v4", gib=32, tflops=275, hbm=1228, ici_gbit=2400, units=8, cores="megacore"),
         _chip("v5e", gib=16, tflops=197, hbm=819, ici_gbit=1600, units=4),
         _chip("v5p", gib=95, tflops=459, hbm=2765, ici_gbit=4800, units=8),
         # Editions of its page say 2 or 4 units, jax/_src/tpu_info.py says 2. libtpu 0.0.21 and
-        # 0.0.50 reckon with more than 2 can do: with 2.8 for that product.
+        # 0.0.50 use 2.8 units for that product, more than 2.
         _chip("v6e", gib=32, tflops=918, hbm=1640, ici_gbit=3584, units=4, width=256),
-        # jax/_src/tpu_info.py says 2 units a core. libtpu 0.0.50 reckons with 3.2, which takes 4:
-        # the clock is 2.2 GHz then, and would be 4.4 GHz with 2. Its page says 1,200 GB/s over ICI
-        # both ways, as that of v5p does.
+        # jax/_src/tpu_info.py says 2 units a core. libtpu 0.0.50 uses 3.2, which needs 4: the clock
+        # is 2.2 GHz then, and would be 4.4 GHz with 2. The chip's page says 1,200 GB/s over ICI in
+        # both directions together, as v5p's page does.
         _chip(
             "tpu7x", gib=192, tflops=2307, hbm=7380, ici_gbit=4800, units=8, width=256,
             devices=2, libtpu="0.0.50",
         ),
     )
 }  # fmt: skip
-# Generations that jax/_src/tpu_info.py names and libtpu 0.0.50 doesn't know.
+# Generations that jax/_src/tpu_info.py names and that libtpu 0.0.50 doesn't know.
 _NOT_YET = ("tpu8i", "tpu8t")
 
 
@@ -104,10 +104,10 @@ class Topology:
     A chip of ``tpu7x`` is two devices, any other is one: ``tpu7x:2x2x1`` has 8 devices.
 
     Attributes:
-        name: as written.
-        chip: what each device is.
-        shape: chips along each direction of one slice.
-        slices: how many slices.
+        name: the name as the user wrote it.
+        chip: the figures of each device.
+        shape: number of chips along each direction of one slice.
+        slices: number of slices.
     """
 
     name: str
@@ -117,10 +117,10 @@ class Topology:
 
     @classmethod
     def parse(cls, name: str) -> "Topology":
-        """The topology of that name.
+        """The topology with the name `name`.
 
         Raises:
-            SpmdZeroUsageError: not of the form, or a generation without figures.
+            SpmdZeroUsageError: the name is malformed, or names a generation without figures.
         """
         slices, one = _SLICES.fullmatch(name).groups()  # type: ignore[union-attr]
         known = named_slice(one)
@@ -133,36 +133,36 @@ class Topology:
 
     @property
     def slice_name(self) -> str:
-        """The name of one slice, as libtpu takes it."""
+        """The name of one slice for libtpu."""
         return f"{self.chip.name}:{'x'.join(map(str, self.shape))}"
 
     @property
     def scatters_whole(self) -> bool:
         """Whether libtpu scatters over all devices of a slice at once.
 
-        On tpu7x, whose SparseCores do it, 0.0.50 was seen to on every slice that was tried: 2x2x1,
-        2x2x2, 2x4x2, 2x2x4, 4x4x2, 4x4x4.
+        libtpu 0.0.50 did so on every tried slice of tpu7x, whose SparseCores scatter: 2x2x1, 2x2x2,
+        2x4x2, 2x2x4, 4x4x2, 4x4x4.
         """
         return self.chip.devices > 1 or scatters_whole(self.shape)
 
     @property
     def torus_to_trace(self) -> Torus | None:
-        """The shape, where a program traced for it differs from others; None where it doesn't."""
+        """The shape if a program has to be traced for it, None if any program fits."""
         return None if self.slices > 1 or self.scatters_whole else self.shape
 
     @property
     def devices(self) -> int:
-        """Of all chips of all slices."""
+        """Number of devices of all chips of all slices."""
         return self.slices * prod(self.shape) * self.chip.devices
 
     @property
     def hosts(self) -> int:
-        """Of all slices; a process runs on each."""
+        """Number of hosts of all slices; a process runs on each."""
         return self.slices * hosts_of(self.chip.name, self.shape)
 
     @property
     def cloud_name(self) -> str:
-        """One slice by Google Cloud's name, such as ``v5litepod-8``; "" where it has none."""
+        """Google Cloud's name of one slice, such as ``v5litepod-8``; "" if it has none."""
         known = self.shape in SHAPES.get(self.chip.name, ())
         return cloud_name(self.chip.name, self.shape) if known else ""
 

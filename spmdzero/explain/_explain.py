@@ -38,7 +38,7 @@ from spmdzero.explain._without_data import (
 )
 from spmdzero.plan import Role, ShardingPlan
 
-# What changes from step to step, a recompilation say, shows from the second on.
+# Number of audited steps: changes between steps, such as a recompilation, show from the second on.
 _AUDITED_STEPS = 3
 
 
@@ -50,29 +50,29 @@ def explain(
     tpu: Iterable[str] = (),
     stages: Sequence[int] = (0, 1, 2),
 ) -> Explanation:
-    """Whether a step fits, what it moves, what is wrong, what it waits for, how long it takes.
+    """Explains whether a step fits, its traffic, its faults, its limits, and its time.
 
-    A copy of the model trains a step at each of the stages (three at the config's, for the
-    audit), on this process's devices; 8 virtual ones on the CPU, say, by ``CPU_NUM_DEVICES=8``.
-    `model` stays as it is. A model on the meta device is only traced and compiled for TPUs, with
-    no memory taken for it; what only a run shows is not audited then.
+    A copy of the model trains a step at each of the stages (three steps at the config's stage, for
+    the audit), on this process's devices, for example 8 virtual ones on the CPU by
+    ``CPU_NUM_DEVICES=8``. `model` stays as it is. A model on the meta device is only traced and
+    compiled for TPUs, and takes no memory; faults that only a run shows are not audited then.
 
     Args:
-        model: returns its loss. On the CPU, or on the meta device.
-        config: path of a DeepSpeed JSON, or its dict. For "auto" stands what the batch says, the
-            key's default, or a number that changes no program; `Explanation.notes` tells which.
-        batch: what one forward takes: a tensor, a tuple of inputs or a dict of keyword inputs,
+        model: a module that returns its loss, on the CPU or on the meta device.
+        config: path of a DeepSpeed JSON, or its dict. "auto" is read as the batch's number, the
+            key's default, or a number that changes no program; see `Explanation.notes`.
+        batch: the inputs of one forward: a tensor, a tuple of inputs or a dict of keyword inputs,
             with the rows of a micro-batch of all devices. On the meta device floats become normal
             draws, everything else zeros.
-        tpu: topologies such as ``"v5e:2x4"`` of as many devices as this process has; needs
-            the extra ``spmdzero[tpu]``, no TPU.
-        stages: which to compile; the config's always is. The others are planned.
+        tpu: topologies such as ``"v5e:2x4"`` of as many devices as this process has; they need the
+            extra ``spmdzero[tpu]``, but no TPU.
+        stages: stages to compile, besides the config's. The others are planned.
 
     Raises:
-        SpmdZeroUsageError: a topology that is unknown, or of another number of devices; a model on
-            the meta device without any; more devices than a process's CPU can be.
+        SpmdZeroUsageError: a topology that is unknown, or has a different number of devices; a
+            model on the meta device without a topology; more devices than a CPU can have.
         SpmdZeroRuntimeError: jax or libtpu is missing, or the compiler failed.
-        SpmdZeroError: whatever `initialize` raises.
+        SpmdZeroError: as in `initialize`.
     """
     batch = with_values(batch)
     settings, notes = settings_of(config, batch)
@@ -94,7 +94,7 @@ def explain(
         for stage in order[1:]:
             traced(stage)
     explanation = _put_together(found, compiled, batch, topologies, notes)
-    # Tensors without data would fail whatever program this process runs next.
+    # Tensors without data would make the next program of this process fail.
     del found
     gc.collect()
     return explanation
@@ -103,18 +103,19 @@ def explain(
 def explain_engine(
     engine: Engine, *inputs: Any, tpu: Iterable[str] = (), **named: Any
 ) -> Explanation:
-    """Whether this engine's step fits, what it moves, what is wrong, how long it takes.
+    """Explains whether this engine's step fits, its traffic, its faults, and its time.
 
-    Trains one step: `gradient_accumulation_steps` micro-batches of these inputs. Only the
-    engine's own stage is compiled; `spmdzero.explain` compiles others too and trains nothing.
-    What changes from step to step, `engine.audit` shows.
+    It trains one step: `gradient_accumulation_steps` micro-batches of these inputs. Only the
+    engine's own stage is compiled; `spmdzero.explain` compiles others too and doesn't train the
+    model. `engine.audit` shows changes from step to step.
 
     Args:
-        inputs, named: the module's own, as `engine(...)` takes them; it returns its loss.
+        inputs, named: the module's inputs, as `engine(...)` takes them; the module returns its
+            loss.
         tpu: as in `explain`.
 
     Raises:
-        SpmdZeroUsageError: a topology that is unknown, or of another number of devices.
+        SpmdZeroUsageError: a topology that is unknown, or has a different number of devices.
         SpmdZeroRuntimeError: jax or libtpu is missing, or the compiler failed.
     """
     if inputs and named:
@@ -138,7 +139,7 @@ def explain_engine(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Traced:
-    """A step: the engine, its programs on this process's devices, and those for each topology."""
+    """A traced step: engine, programs on this process's devices, programs for each topology."""
 
     engine: Engine
     programs: tuple[TracedProgram, ...]
@@ -152,7 +153,7 @@ class _Traced:
 
     @property
     def first(self) -> ForTpu:
-        """What stands for all topologies in what is said once."""
+        """The step on the first topology, which represents all in statements made once."""
         return next(iter(self.for_tpu.values()), ForTpu(programs=self.programs))
 
 
@@ -271,7 +272,7 @@ def _in_words(module: nn.Module, plan: ShardingPlan) -> str:
 
 
 def _tokens(batch: Batch) -> tuple[int, Literal["token", "row"]]:
-    """Positions of the first batch of integers, or rows of the first tensor, on all devices."""
+    """Number of positions of the first integer input on all devices, or of rows, with a name."""
     tensors: list[torch.Tensor] = []
     map_tensors(batch, lambda _, tensor: tensors.append(tensor) or tensor)
     first = next((t for t in tensors if not t.is_floating_point() and t.dim() > 1), None)

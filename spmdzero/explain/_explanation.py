@@ -1,4 +1,4 @@
-"""What an explanation says."""
+"""The result of `explain`."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,39 +12,38 @@ from spmdzero.explain._attention import AttentionUse
 from spmdzero.explain._fit import StageFit
 from spmdzero.explain._moves import Moves
 from spmdzero.explain._roofline import Roofline
-from spmdzero.explain._sizes import sized
 from spmdzero.explain._time import StepTime
 from spmdzero.explain._verdict import Verdict
+from spmdzero.plan import sized
 
-# Scalars and vectors reduced whole cost less than this.
+# Scalars and vectors that are reduced whole cost less than this multiple of the floor.
 _NEAR_THE_FLOOR = 1.02
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation(Shown):
-    """Whether a training step fits, what it moves, what is wrong, how long it takes.
+    """Tells whether a training step fits, its traffic, its faults, and its time.
 
     Attributes:
         stage: the ZeRO stage of the config.
         mesh: the mesh, e.g. ``fsdp=8``.
-        devices: devices of the mesh.
-        accumulation: micro-batches in one step.
-        tokens: per device and step: positions of integer inputs, rows of others.
-        counted: which of them.
+        devices: number of devices of the mesh.
+        accumulation: number of micro-batches in one step.
+        tokens: number per device and step: positions of integer inputs, or rows of other inputs.
+        counted: whether `tokens` counts positions (``"token"``) or rows (``"row"``).
         xla_flags: the TPU compiler's flags, as ``name=value``.
         fits: the memory of the stages 0 to 3.
         paper_note: when the ZeRO paper's formula applies, or why it doesn't here.
         moves: the traffic of the config's stage on each target that compiled it.
-        audit: what is wrong in the programs and, where steps were trained, with those.
+        audit: faults found in the programs and, if steps were trained, in the steps.
         rooflines: compute, memory and network time, on each chip.
-        attention: what of it is a kernel in the programs for TPUs, and what isn't and why.
-        tpu_note: why those programs are the CPU's, "" where they were traced for TPUs.
-        times: how long a step takes on each TPU that it was compiled for.
-        verdicts: whether the config's stage fits each TPU, or how much it takes on the CPU where
-            none is named.
+        attention: calls of attention that are kernels in the programs for TPUs, and the others.
+        tpu_note: why these programs are the CPU's, "" if they were traced for TPUs.
+        times: the time of a step on each TPU that it was compiled for.
+        verdicts: whether the config's stage fits each TPU; without a TPU, its memory on the CPU.
         model: the class of the model and its size, in words.
         config: the DeepSpeed JSON.
-        notes: what stands for each "auto" of the config.
+        notes: how each "auto" of the config is read.
     """
 
     stage: int
@@ -80,12 +79,12 @@ class Explanation(Shown):
         raise SpmdZeroUsageError(f"nothing was compiled for {target!r}, only for {known}")
 
     def fit_at(self, stage: int) -> StageFit:
-        """The memory of one stage: 0, 1 or 2."""
+        """The memory of one stage, 0 to 3."""
         return self.fits[stage]
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What `--strict` fails for: no room, the audit's findings, refusals that cost traffic."""
+        """Reasons for which `--strict` fails: no room, the audit's findings, costly refusals."""
         found = [
             f"{memory.target}: stage {self.stage} needs {sized(memory.memory.peak)} of "
             f"{sized(memory.hbm_bytes or 0)}"
@@ -99,7 +98,7 @@ class Explanation(Shown):
         return tuple(found)
 
     def time_on(self, target: str) -> StepTime:
-        """How long a step takes on one TPU.
+        """The time of a step on one TPU.
 
         Raises:
             SpmdZeroUsageError: the step was not compiled for that target, or doesn't fit there.
@@ -116,7 +115,7 @@ class Explanation(Shown):
     def over_budget(self, seconds: float) -> tuple[str, ...]:
         """A sentence for each target on which a step takes longer than `seconds`.
 
-        Also for each TPU on which it has no time because it doesn't fit.
+        There is also one for each TPU on which the step has no time because it doesn't fit.
         """
         fitting = {time.target for time in self.times}
         return (
@@ -151,7 +150,7 @@ class Explanation(Shown):
             raise SpmdZeroUsageError(f"not the JSON text of an explanation: {wrong}") from wrong
 
     def to_html(self) -> str:
-        """A page that needs nothing from outside, readable in dark and light."""
+        """The explanation as a self-contained HTML page, for dark and light mode."""
         return page_of(self).document()
 
 

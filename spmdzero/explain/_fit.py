@@ -1,4 +1,4 @@
-"""Does it fit: four accounts of the same memory, side by side."""
+"""Compares four accounts of a step's memory side by side."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ class TargetMemory:
     Attributes:
         target: ``cpu:8``, ``v5e:2x4``, ...
         memory: bytes per device of the whole step, all its programs.
-        hbm_bytes: what one device has; None on the CPU.
+        hbm_bytes: memory of one device; None on the CPU.
     """
 
     target: str
@@ -38,10 +38,10 @@ class StageFit:
 
     Attributes:
         stage: 0 to 3.
-        paper: ZeRO's formula (arXiv 1910.02054, section 5); None where it doesn't apply.
+        paper: bytes by ZeRO's formula (arXiv 1910.02054, section 5); None if it doesn't apply.
         deepspeed: DeepSpeed's estimate, which exists for stage 2 (runtime/zero/stage_1_and_2.py).
-        plan: what the plan stores, by role, exactly.
-        compiled: what each compiler counts; empty for a stage that was not compiled.
+        plan: the exact bytes of the plan, by role.
+        compiled: each compiler's account; empty for a stage that was not compiled.
     """
 
     stage: int
@@ -52,17 +52,17 @@ class StageFit:
 
     @property
     def states(self) -> int:
-        """What lives between steps by the plan: everything but the gradient at the step."""
+        """Bytes that live between steps by the plan: all roles except the gradient at the step."""
         return self.plan.total - self.plan[Role.GRADIENT]
 
 
 def fit_of_stages(
     plan: ShardingPlan, compiled: Mapping[int, Sequence[TargetMemory]]
 ) -> tuple[StageFit, ...]:
-    """The accounts of each stage of `plan`'s model; `compiled` has those of some."""
+    """The accounts of each stage for the model of `plan`; `compiled` has the compilers'."""
     comparison = plan.compare()
     parameters = sum(math.prod(tensor.shape) for tensor in plan)
-    # spmdzero.zero.estimate_zero2_model_states_mem_needs counts so, without offload.
+    # The same formula as spmdzero.zero.estimate_zero2_model_states_mem_needs without offload.
     estimate = 2 * parameters + int(18 * parameters / plan.mesh.size)
     return tuple(
         StageFit(

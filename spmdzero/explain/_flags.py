@@ -1,4 +1,4 @@
-"""The flags that libtpu compiles a step with, on each topology."""
+"""The flags with which libtpu compiles a step for each topology."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,14 +7,14 @@ from spmdzero.explain._chips import Topology
 
 
 def flags_on(topology: Topology, name: str) -> Mapping[str, str]:
-    """Name -> value, where the config's set of flags is `name`; the backend's own among them."""
+    """Name -> value of each flag for the config's set `name`, with the backend's own flags."""
     return {**flags.ALWAYS, **flags.flags_for(name, chip=topology.chip.name)}
 
 
 def flags_in_words(topologies: Sequence[Topology], name: str) -> tuple[str, ...]:
-    """``name=value`` of each flag, with the topologies behind it where not all have it."""
+    """``name=value`` of each flag, followed by its topologies if not all have it."""
     if not topologies:
-        # Those of a set that is named are the same on every chip.
+        # The flags of a named set are the same on every chip.
         chosen = {} if name == "auto" else flags.flags_for(name)
         return tuple(f"{key}={value}" for key, value in {**flags.ALWAYS, **chosen}.items())
     where: dict[str, list[str]] = {}

@@ -1,20 +1,21 @@
-"""The least time of a Pallas kernel, by a model: the TPU's compiler estimates none.
+"""A model of the least time of a Pallas kernel, which the TPU's compiler doesn't estimate.
 
-It is the larger of two: its matrix products at the chip's peak rate, and what it reads and writes
-at the memory's rate. What the vector unit does meanwhile (attention's exponentials), filling the
-matrix units, and moving blocks are left out, so a real kernel takes longer.
+The time is the larger of two: the kernel's matrix products at the chip's peak rate, and the bytes
+that it reads and writes at the memory's rate. The work of the vector unit (attention's
+exponentials), filling the matrix units, and moving blocks are left out, so a real kernel takes
+longer.
 
-- What its author counted (`cost_estimate` of `pallas_call`) goes before what is modelled here.
+- The author's count (`cost_estimate` of `pallas_call`) takes precedence over this model.
 - Attention's products follow from shapes: with S scores, [heads x queries x keys], each product is
-  2 x S x head dim operations. A forward has 2 products; of a backward in two kernels the one for
-  queries has 3 and the one for keys and values 4, since both make the scores again; a fused
+  2 x S x head dim operations. A forward has 2 products. In a backward of two kernels the one for
+  queries has 3 and the one for keys and values 4, since both compute the scores again; a fused
   backward has 5.
-- Time is that of padded head dims: a matrix unit is 128 (v6e, tpu7x: 256) wide, and a head dim of
-  64 leaves half of it idle. libtpu's own estimate of a batched product says the same.
-- All scores count, unless the kernel was traced in a scope that says `causal`: then blocks that the
-  mask hides whole don't. Splash attention says its blocks, in its name or, in newer JAX, beside
-  it; of others half the scores count.
-- Of any other kernel only the bytes are known.
+- The time is that of padded head dims: a matrix unit is 128 (v6e, tpu7x: 256) wide, and a head dim
+  of 64 leaves half of it idle. libtpu's own estimate of a batched product agrees.
+- All scores count, unless the kernel was traced in a scope whose name has `causal`: then blocks
+  that the mask hides wholly don't. Splash attention gives its blocks in its name or, in newer JAX,
+  beside it; for other kernels half the scores count.
+- For any other kernel only the bytes are known.
 """
 
 import math
@@ -27,19 +28,19 @@ from spmdzero.hlo import Kernel, Operation, Shape
 
 _ATTENTION = re.compile(r"attention|flash|splash|mha|mqa", re.IGNORECASE)
 _FLOATS = ("bf16", "f16", "f32")
-# Name of the kernel -> matrix products of one call, the first that it contains. Splash attention
-# names a forward after the blocks of its backward too.
+# Word in the kernel's name -> matrix products of one call; the first word found counts. Splash
+# attention's name of a forward also has the blocks of its backward.
 _PRODUCTS = (("fwd", 2), ("forward", 2), ("dkv", 4), ("dq", 3), ("backward", 5), ("bwd", 5))
 _FORWARD, _FUSED_BACKWARD = 2, 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelCost:
-    """What one call of a kernel costs at least.
+    """The least cost of one call of a kernel.
 
     Attributes:
         flops: operations of its matrix products, without padding.
-        seconds: on one chip.
+        seconds: seconds on one chip.
     """
 
     flops: float
@@ -47,7 +48,7 @@ class KernelCost:
 
 
 def kernel_cost(operation: Operation, chip: Chip) -> KernelCost:
-    """The model above; `operation` is one that calls a kernel."""
+    """The cost of a kernel by the model of this file; `operation` calls the kernel."""
     kernel = operation.kernel
     assert kernel is not None, operation.name
     moved = kernel.bytes_accessed or sum(s.bytes for s in (*kernel.operands, *kernel.results))
@@ -59,7 +60,7 @@ def kernel_cost(operation: Operation, chip: Chip) -> KernelCost:
 
 
 def _attention_flops(kernel: Kernel, op_names: Sequence[str], width: int) -> tuple[float, float]:
-    """Operations of an attention kernel, without and with padding; zeros for another kernel."""
+    """Operations of an attention kernel, without and with padding; zeros for other kernels."""
     said = " ".join((kernel.name, *op_names))
     arrays = [s for s in kernel.operands if s.dtype in _FLOATS and len(s.dims) > 2]
     if not _ATTENTION.search(said) or len(arrays) < 3:
@@ -69,15 +70,15 @@ def _attention_flops(kernel: Kernel, op_names: Sequence[str], width: int) -> tup
     products = _products(kernel, said, arrays[0])
     if "causal" in said:
         scores *= _seen(f"{said} {kernel.said}", products, query[-2], key[-2])
-    # Half of the products contract or make the queries' head dim, half the values'.
+    # Half of the products contract or produce the queries' head dim, half the values' head dim.
     head = (query[-1] + value[-1]) / 2
     wide = (_padded(query[-1], width) + _padded(value[-1], width)) / 2
     return 2 * products * scores * head, 2 * products * scores * wide
 
 
 def _seen(said: str, products: int, queries: int, keys: int) -> float:
-    """The share of blocks that a causal mask doesn't hide whole."""
-    # A name has the blocks of all of its kernels; what newer JAX writes beside it has them too.
+    """The share of blocks that a causal mask doesn't hide wholly."""
+    # The name has the blocks of all its kernels; so has the text that newer JAX writes beside it.
     which = {_FORWARD: "", 3: "_dq"}.get(products, "_dkv")
     found = [re.search(rf'block_{side}{which}(?:[=_]|": )(\d+)', said) for side in ("q", "kv")]
     q_block, kv_block = (int(one[1]) if one else 0 for one in found)
@@ -91,7 +92,7 @@ def _products(kernel: Kernel, said: str, query: Shape) -> int:
     found = next((count for word, count in _PRODUCTS if word in kernel.name), None)
     found = found or next((count for word, count in _PRODUCTS if word in said), _FORWARD)
     gradients = [s for s in kernel.results if s.dtype == query.dtype and len(s.dims) > 2]
-    # A kernel for keys and values that also hands out the queries' gradient is a fused one.
+    # A kernel for keys and values that also returns the queries' gradient is a fused one.
     return _FUSED_BACKWARD if found == 4 and len(gradients) > 2 else found
 
 

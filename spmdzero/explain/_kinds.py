@@ -1,4 +1,4 @@
-"""What an operation of a step is for, as far as its names tell."""
+"""The purpose of an operation of a step, according to its names."""
 
 import re
 
@@ -8,9 +8,9 @@ KINDS = (
     "attention", "matmul", "normalisation", "loss", "optimizer", "copies", "kernels", "wire",
     "other",
 )  # fmt: skip
-"""In the order in which they are shown."""
+"""The kinds of operations, in the order in which they are shown."""
 
-# Operations that only move data: of them no fusion is more than a copy in another layout.
+# Operations that only move data: a fusion of them is only a copy in a different layout.
 _MOVES = frozenset(
     {
         "bitcast", "bitcast-convert", "broadcast", "concatenate", "constant", "copy", "copy-done",
@@ -18,18 +18,18 @@ _MOVES = frozenset(
         "parameter", "reshape", "slice", "slice-done", "slice-start", "transpose", "tuple",
     }
 )  # fmt: skip
-# What the region computes of attention, and what JAX traces in a scope of that name.
+# The region's operations of attention, and those that JAX traces in a scope of that name.
 _SCOPE = r"(?:^|/)attention\.(?:for|back)ward\b|(?:^|[/(])(?:causal_)?attention\)*/"
-# Products over a batch dim: of queries and keys, of weights and values.
+# Products over a batch dim: queries times keys, and weights times values.
 _BATCHED = re.compile(rf"aten__(matmul|bmm|baddbmm|einsum)\b|{_SCOPE}")
 _LOSS = re.compile(r"aten__\w*(_loss|log_softmax)|cross_?entropy", re.IGNORECASE)
-# Of norms that are written out, such as RMSNorm, by the names that their modules have.
+# Norms, also ones written in Python such as RMSNorm, which are found by their modules' names.
 _NORM = re.compile(
     r"aten__\w*norm(_backward)?\b|\bmodule(?:_backward)?/(?:[^/]*\.)?(?:ln|\w*norm)[^/.]*\.\d+/",
     re.I,
 )
 _SOFTMAX = re.compile(rf"aten__\w*softmax|{_SCOPE}")
-# What the boundary does: sums, the norm, the update, the new parameters.
+# The boundary's operations: sums, the norm, the update, the new parameters.
 _OPTIMIZER = re.compile(r"(?:^|/)zero\.(gradient|norm|update|direction|parameter)\b")
 _BY_NAME = (
     ("loss", _LOSS),
@@ -40,15 +40,16 @@ _BY_NAME = (
 
 
 def kind_of(operation: Operation) -> str:
-    """One of `KINDS`, but ``"wire"``: that is time spent waiting, whichever operation waits.
+    """One of `KINDS` except ``"wire"``, which is the time that any operation waits.
 
-    A fusion that holds a matrix product is one, whatever else is fused into it: attention's where
-    the product is batched. Another is what the first of its names says; its own stands first.
+    A fusion with a matrix product counts as that product, even if more is fused into it; a batched
+    product is attention's. The first name that tells a kind decides about other operations; the
+    operation's own name comes first.
     """
     if operation.kernel is not None:
         return "kernels"
     if operation.products:
-        # A loop's body may have lost the names of what it came from.
+        # A loop's body may have lost the names of the operations that it came from.
         unnamed = not any("aten__" in name for name in operation.products)
         batched = operation.batched and unnamed
         return "attention" if batched or any(map(_BATCHED.search, operation.products)) else "matmul"

@@ -1,4 +1,4 @@
-"""What moves: a step's collectives against the least that ZeRO has to move."""
+"""Compares a step's collectives with the least traffic that ZeRO needs."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ class ProgramLedger:
 
     Attributes:
         kind: ``"micro"`` or ``"boundary"``.
-        runs: how often it runs in one step.
+        runs: number of its runs in one step.
         ledger: its collectives.
     """
 
@@ -32,13 +32,13 @@ class Moves:
     Attributes:
         target: ``cpu:8``, ``v5e:2x4``, ...
         programs: each program's ledger.
-        wire_bytes: what one device sends in a step, bytes.
-        wire_elements: the same in elements, so that two dtypes compare.
-        floor_elements: the least: one reduction of each gradient and one gather of each updated
-            parameter, Ψ(N-1)/N elements each; at stage 2 with K micro-batches K reductions.
+        wire_bytes: bytes that one device sends in a step.
+        wire_elements: elements that one device sends in a step, so that two dtypes compare.
+        floor_elements: the least number: one reduction of each gradient and one gather of each
+            updated parameter, Ψ(N-1)/N elements each; at stage 2 with K micro-batches K reductions.
         activations: collectives that move an activation, as the audit finds them.
-        unnamed: collectives within slices that libtpu made, without saying for what, out of ones
-            that span slices; what these send from slice to slice is not in the ledger.
+        unnamed: collectives within slices that libtpu made, without names, from collectives that
+            span slices; their traffic from slice to slice is not in the ledger.
         refused: gradients that the plan shards and the compiler reduced whole.
     """
 
@@ -68,7 +68,10 @@ def measure_moves(
     """The traffic of the compiled programs of one step under `plan`.
 
     Args:
+        plan: the sharding plan.
+        programs: the ledgers of the step's programs.
         stray: collectives of all programs that serve no tensor of ZeRO.
+        target: the target's name.
         topology: the chips of a TPU target; None for the CPU.
     """
     moved = [(c, p.runs * c.turns) for p in programs for c in p.ledger.collectives]
@@ -87,26 +90,26 @@ def measure_moves(
 
 
 def floor_elements(plan: ShardingPlan) -> int:
-    """The elements that each device must send in one step of `plan`, rounded down.
+    """Number of elements that each device must send in one step of `plan`, rounded down.
 
-    2Ψ(N-1)/N: a ring's reduce-scatter and all-gather, or its all-reduce, which is both; with two
-    mesh axes, reducing over one and then over the other comes to the same. Stage 2 reduces each
-    sharded gradient once a micro-batch. Stage 3 gathers a parameter that rests as a shard twice a
-    micro-batch, for forward and for backward: 3Ψ(N-1)/N, and 2Ψ(N-1)/N of what is frozen.
+    It is 2Ψ(N-1)/N for a ring's reduce-scatter and all-gather, or its all-reduce, which is both;
+    with two mesh axes, reducing over one and then over the other gives the same. Stage 2 reduces
+    each sharded gradient once per micro-batch. Stage 3 gathers a parameter that rests as a shard
+    twice per micro-batch, for forward and for backward: 3Ψ(N-1)/N, and 2Ψ(N-1)/N of frozen ones.
     """
     n = plan.mesh.replicas
     return sum(_times(plan, tensor) * math.prod(tensor.shape) for tensor in plan) * (n - 1) // n
 
 
 def _times(plan: ShardingPlan, tensor: TensorPlan) -> int:
-    """How often a step reduces a gradient, and gathers its parameter."""
+    """Number of reductions and gathers of a parameter in one step."""
     gradient = tensor.placement(Role.GRADIENT)
     rests_whole = not tensor.require(Role.PARAMETER).is_sharded
     gathers = 1 if rests_whole else 2 * plan.accumulation_steps
     if gradient is None:
         return 0 if rests_whole else gathers
     reductions = plan.accumulation_steps if plan.stage >= 2 else 1
-    # An all-reduce of what stays whole is a reduce-scatter and a gather each time.
+    # An all-reduce of a whole gradient is a reduce-scatter and a gather each time.
     return 2 * reductions if gradient.kind == "replicate" else reductions + gathers
 
 

@@ -1,10 +1,10 @@
-"""A command in passes, so that nothing of it stays in memory beside the TPU's compiler.
+"""Runs a command in passes, so that its memory is free while the TPU's compiler runs.
 
     python -P _passes.py COMMAND ...
 
-Run by its path: it needs nothing of spmdzero, whose torch alone takes 0.4 GiB. A pass of the
-command writes the programs that it lacks into a folder and ends with the status `WAITING`; they
-are compiled here, one at a time, and the next pass finds them.
+The file runs by its path and imports nothing of spmdzero, whose torch alone takes 0.4 GiB. A pass
+of the command writes the missing programs into a folder and ends with the status `WAITING`; this
+process compiles them one at a time, and the next pass finds them.
 """
 
 import json
@@ -18,9 +18,9 @@ from pathlib import Path
 FOLDER = "SPMDZERO_COMPILED_PROGRAMS"
 """The environment variable that names the folder."""
 WAITING = 75
-"""The status of a pass that lacks programs; in sysexits.h: try again later."""
-# A pass for each stage and number of devices, and the last. Without a limit, a program that differs
-# each time would have no last pass.
+"""The status of a pass that lacks programs; in sysexits.h it means: try again later."""
+# Largest number of passes: one for each stage and number of devices, and the last. Without a limit,
+# a program that differs each time would have no last pass.
 _MOST = 32
 
 
@@ -43,7 +43,7 @@ def main(*command: str) -> int:
 
 
 def compile_one(program: Path) -> str:
-    """Runs the compiler as the file "order" says; leaves its status and what it said in "status".
+    """Runs the compiler by the file "order"; writes its status and stderr to the file "status".
 
     Returns the name of the topology.
     """

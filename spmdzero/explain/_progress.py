@@ -1,4 +1,4 @@
-"""What `explain` is at: a bar on a terminal, log lines elsewhere."""
+"""Shows the progress of `explain`: a bar on a terminal, log lines elsewhere."""
 
 import contextlib
 import logging
@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
-# rich numbers its default styles by random numbers of the module's generator: a script's `random`
-# draws what it would draw without.
+# rich numbers its default styles by random numbers of Python's generator, whose state is restored,
+# so that a script's `random` draws the same numbers.
 _before = random.getstate()
 from rich.console import Console  # noqa: E402
 from rich.progress import (  # noqa: E402
@@ -28,7 +28,7 @@ Step = Callable[[str], AbstractContextManager[None]]
 
 @contextlib.contextmanager
 def shown(total: int) -> Iterator[Step]:
-    """A function that wraps each of `total` pieces of work, which may overlap, by its name."""
+    """Yields a context manager for each of `total` pieces of work, which may overlap."""
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(

@@ -1,4 +1,4 @@
-"""Reduce-scatters that a compiler refused, and what restores them."""
+"""Reduce-scatters that a compiler refused, and how to restore them."""
 
 import math
 from collections.abc import Iterable
@@ -24,8 +24,8 @@ class RefusedScatter:
     Attributes:
         tensor: the parameter's name.
         bytes: size of the whole gradient on the wire.
-        reason: why, as far as topology, tile and size tell.
-        fix: what restores it, or why it need not be.
+        reason: the likely reason, from topology, tile and size.
+        fix: how to restore the reduce-scatter, or why that is not needed.
     """
 
     tensor: str
@@ -40,7 +40,8 @@ def refused_scatters(
     """The gradients of `plan` that should have been reduce-scattered and were not.
 
     Args:
-        collectives: of all programs of a step.
+        plan: the sharding plan.
+        collectives: collectives of all programs of a step.
         topology: the chips; None for XLA's CPU compiler.
     """
     gradients = [c for c in collectives if c.role == "gradient"]

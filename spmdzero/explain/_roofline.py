@@ -1,4 +1,4 @@
-"""Compute, memory or network: which of them a step waits for."""
+"""Tells whether a step waits for compute, memory or network."""
 
 from dataclasses import dataclass
 
@@ -10,15 +10,16 @@ class Roofline:
     """The least time that each part of a chip needs for one step, seconds.
 
     Attributes:
-        target: ``v5e:2x4``, or a chip's name where nothing was compiled for it.
-        compiled: whether bytes and operations are the TPU compiler's own count. Otherwise they
-            are the matrix products of the CPU program and the floor of what ZeRO moves.
-        compute: at peak bf16 operations.
-        memory: every byte that the program reads or writes, at the HBM's rate; None if unknown.
-        network: every byte that a device sends, at the ICI's rate, nothing overlapped.
+        target: ``v5e:2x4``, or a chip's name if nothing was compiled for it.
+        compiled: whether bytes and operations are the TPU compiler's own count. Otherwise they are
+            the matrix products of the CPU program and the floor of ZeRO's traffic.
+        compute: time of all operations at the peak bf16 rate.
+        memory: time of every byte that the program reads or writes, at the HBM's rate; None if
+            unknown.
+        network: time of every byte that a device sends, at the ICI's rate, without overlap.
         intensity: operations per byte sent.
-        tokens: per device and step, as now.
-        hiding_tokens: per device and step from which compute is as long as network.
+        tokens: present number of tokens per device and step.
+        hiding_tokens: number of tokens per device and step from which compute hides network.
     """
 
     target: str
@@ -32,7 +33,7 @@ class Roofline:
 
     @property
     def bound(self) -> str:
-        """``"compute"``, ``"memory"`` or ``"network"``: the longest of the three."""
+        """The longest of the three times: ``"compute"``, ``"memory"`` or ``"network"``."""
         times = {"compute": self.compute, "memory": self.memory or 0.0, "network": self.network}
         return max(times, key=times.__getitem__)
 
@@ -50,12 +51,14 @@ def roofline(
     """The times of one step.
 
     Args:
+        chip: the device's figures.
+        target: the target's name.
         flops: operations of one device in one step.
-        matmul_flops: those of matrix products alone, which grow with the tokens; the optimizer's
-            don't.
+        matmul_flops: operations of matrix products alone, which grow with the tokens; the
+            optimizer's don't.
         bytes_accessed: bytes that one device reads and writes in one step; None if unknown.
         wire_bytes: bytes that one device sends in one step.
-        tokens: per device and step.
+        tokens: number of tokens per device and step.
     """
     per_token = matmul_flops / chip.bf16_flops / tokens
     network = wire_bytes / chip.ici_rate

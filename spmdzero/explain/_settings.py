@@ -1,4 +1,4 @@
-"""The config of a step that is explained: a Trainer's has "auto" where its arguments belong."""
+"""The config of an explained step: a Trainer's config has "auto" in place of its arguments."""
 
 import os
 from typing import Any
@@ -18,19 +18,19 @@ from spmdzero.explain._trace import Batch
 
 _ROWS, _ALL_ROWS = "train_micro_batch_size_per_gpu", "train_batch_size"
 _NUMBERS = ("optimizer.params.", "scheduler.params.")
-# What transformers' Trainer makes where its config names no optimizer: AdamW, whose states count.
+# The optimizer of transformers' Trainer if its config names none; its states take memory.
 _OPTIMIZER = {"type": "AdamW"}
 
 
 def settings_of(
     config: str | os.PathLike[str] | dict[str, Any], batch: Batch
 ) -> tuple[SpmdZeroConfig, tuple[str, ...]]:
-    """The checked config, and a sentence for each value that stands for "auto".
+    """The checked config, and a sentence for each value that replaces an "auto".
 
-    The rows of the batch are those of a micro-batch. The process has its backend afterwards.
+    The rows of the batch are those of a micro-batch. It also chooses the process's backend.
 
     Raises:
-        SpmdZeroConfigError: as `load_config`.
+        SpmdZeroConfigError: as in `load_config`.
     """
     given = read(config)
     choose(backend_of(given))

@@ -1,7 +1,7 @@
-"""The slices of each generation that Google Cloud has, and the names that it gives them.
+"""Google Cloud's slices of each TPU generation, with their names.
 
-Shapes and hosts are those of https://cloud.google.com/tpu/docs/v5e and its like for the other
-generations. The number in a name counts cores: `v5p-16` has 8 chips of two cores each.
+Shapes and hosts are those of https://cloud.google.com/tpu/docs/v5e and of the other generations'
+pages. The number in a name counts cores: `v5p-16` has 8 chips of two cores each.
 """
 
 import re
@@ -22,17 +22,17 @@ SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
 _CORES = {"v4": 2, "v5p": 2, "tpu7x": 2}
 _CLOUD = {"v5e": "v5litepod"}
 _NAME = re.compile(r"(?P<chip>(?:v|tpu)\d+\w*?)-(?P<cores>\d+)")
-# A host of v5e or v6e has 8 chips where these are the whole slice, otherwise 4.
+# A host of v5e or v6e has 8 chips if these are the whole slice, otherwise 4.
 _ALONE, _CHIPS_A_HOST = 8, 4
 
 
 def cloud_name(chip: str, shape: tuple[int, ...]) -> str:
-    """``v5litepod-16`` for 4x4 chips of v5e."""
+    """Google Cloud's name of a slice, such as ``v5litepod-16`` for 4x4 chips of v5e."""
     return f"{_CLOUD.get(chip, chip)}-{prod(shape) * _CORES.get(chip, 1)}"
 
 
 def named_slice(name: str) -> tuple[str, tuple[int, ...]] | None:
-    """Generation and shape of a slice by the cloud's name or JAX's, ``v5e-16``; None for others."""
+    """Generation and shape of a slice by Google Cloud's name or JAX's (``v5e-16``), or None."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None
@@ -44,7 +44,7 @@ def named_slice(name: str) -> tuple[str, tuple[int, ...]] | None:
 
 
 def hosts_of(chip: str, shape: tuple[int, ...]) -> int:
-    """How many hosts a slice has, each with a process of its own."""
+    """Number of hosts of a slice; a process runs on each."""
     chips = prod(shape)
     if len(shape) == 2 and chips <= _ALONE:
         return 1

@@ -1,4 +1,4 @@
-"""A step's programs as several compilers make them."""
+"""A step's programs as several compilers compile them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,19 +19,19 @@ from spmdzero.explain._trace import TracedProgram
 from spmdzero.inspect import read_matmuls
 from spmdzero.plan import Role, ShardingPlan, itemsize
 
-# Each is a process of its own, which keeps one core busy most of the time.
+# Number of simultaneous compilations; each is a process that keeps one core busy most of the time.
 _AT_ONCE = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What one compiler made of a step.
+    """The programs of a step, compiled for one target.
 
     Attributes:
         name: ``cpu:8``, ``v5e:2x4``, ...
-        topology: None for this process's own compiler.
-        traced: the programs before it.
-        made: the same ones after it.
+        topology: the chips; None for this process's own compiler.
+        traced: the programs before compilation.
+        made: the same programs after compilation.
     """
 
     name: str
@@ -41,12 +41,12 @@ class Target:
 
     @property
     def compiled(self) -> bool:
-        """Whether there are programs: not where they need more than a chip's memory."""
+        """Whether all programs were compiled; False if one needs more than a chip's memory."""
         return all(made.hlo is not None for made in self.made)
 
     @property
     def memory(self) -> TargetMemory:
-        """Bytes per device."""
+        """The memory of the step, bytes per device."""
         return TargetMemory(
             target=self.name,
             memory=_of_a_step([made.memory for made in self.made]),
@@ -77,7 +77,7 @@ class Target:
         )
 
     def findings(self, *, dtypes: Mapping[str, str], communicate: str | None) -> Iterator[Finding]:
-        """What is wrong in the programs; the arguments are those of `ReadProgram.findings`."""
+        """Faults in the programs; the arguments are those of `ReadProgram.findings`."""
         for traced, read in self._read:
             yield from read.findings(
                 dtypes=dtypes,
@@ -88,7 +88,7 @@ class Target:
 
     @cached_property
     def time(self) -> StepTime:
-        """How long one step takes on the target's chip, by the TPU compiler's estimate."""
+        """The time of one step on the target's chip, by the TPU compiler's estimate."""
         assert self.topology is not None
         programs = [
             (made.hlo, traced.runs)
@@ -101,8 +101,9 @@ class Target:
         """The times of one step on the target's chip, by the compiler's own counts.
 
         Args:
-            matmul_flops: of one device in one step; None takes all operations for such.
-            tokens: per device and step.
+            matmul_flops: operations of matrix products of one device in one step; None counts all
+                operations as such.
+            tokens: number of tokens per device and step.
         """
         assert self.topology is not None
         runs = [(traced.runs, made) for traced, made in zip(self.traced, self.made, strict=True)]
@@ -127,12 +128,15 @@ def compile_on(
     stage: int,
     step: Step,
 ) -> list[Target]:
-    """What this process's compiler, if it was asked, and libtpu make of a step.
+    """Compiles a step for the topologies; the first target is this process's own, if compiled.
 
     Args:
-        programs: as they are here.
-        for_tpu: as they are on each topology, by its name.
-        flags: the name of the config's set.
+        programs: the programs on this process's devices.
+        topologies: the TPU targets.
+        for_tpu: name of a topology -> the programs for it.
+        flags: the name of the config's set of flags.
+        stage: the ZeRO stage, for the progress.
+        step: shows the progress of a compilation.
     """
     here = f"{runtime.platform().lower()}:{runtime.device_count()}"
 
@@ -156,7 +160,7 @@ def compile_on(
 
 
 def rooflines(plan: ShardingPlan, targets: Sequence[Target], tokens: int) -> Iterator[Roofline]:
-    """Those of each topology, or of each chip by the CPU's program where there is none."""
+    """The roofline of each topology, or without one of each chip by the CPU's program."""
     matmul_flops = next((_matmul_flops(t) for t in targets if t.topology is None), None)
     on_tpu = [target for target in targets if target.topology is not None]
     for target in on_tpu:
@@ -186,14 +190,20 @@ def _matmul_flops(target: Target) -> float:
 
 
 def _of_a_step(programs: Sequence[CompilerMemory]) -> CompilerMemory:
-    """The memory of a step of several programs; the last one is the boundary's.
+    """The memory of a step of several programs; the last program is the boundary's.
 
-    Only the boundary's program has every state among its inputs, but all of them take memory
-    while a micro-batch runs too.
+    Only the boundary's program has every state among its inputs, but all states take memory while a
+    micro-batch runs too.
     """
     sizes = [(memory.arguments, memory.peak) for memory in programs]
     if any(arguments is None for arguments, _ in sizes):
         return CompilerMemory(arguments=None, peak=max(peak for _, peak in sizes))
     temporary = max(peak - (arguments or 0) for arguments, peak in sizes)
     arguments = programs[-1].arguments or 0
-    return CompilerMemory(arguments=arguments, peak=arguments + temporary)
+    on_host = programs[-1].host_arguments
+    return CompilerMemory(
+        arguments=arguments,
+        peak=arguments + temporary,
+        host_arguments=on_host,
+        host_peak=on_host + max(each.host_peak - each.host_arguments for each in programs),
+    )

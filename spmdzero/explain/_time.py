@@ -1,4 +1,4 @@
-"""How long a step takes on a TPU, by its compiler's own estimate."""
+"""The time of a step on a TPU, by its compiler's own estimate."""
 
 import re
 from collections import defaultdict
@@ -20,10 +20,10 @@ class Share:
     """A part of a step's time.
 
     Attributes:
-        name: of a kind of operation, or a module's: ``""`` is the model itself, beside its modules,
-            None what no module traced: the update, and most of the wire.
-        seconds: of one step.
-        operations: how many run in one step.
+        name: name of a kind of operation, or of a module: ``""`` is the model itself without its
+            modules, None all operations that no module traced: the update, and most of the wire.
+        seconds: seconds in one step.
+        operations: number of operations that run in one step.
     """
 
     name: str | None
@@ -33,18 +33,18 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class DearOperation:
-    """One operation, with those of the same kind and name that the same line traced in siblings.
+    """Operations of the same kind and name that the same line traced, also in sibling modules.
 
     Attributes:
-        name: of the first one, in the program's text.
-        kind: what they are for, see `StepTime.kinds`.
+        name: name of the first operation in the program's text.
+        kind: kind of the operations, see `StepTime.kinds`.
         module: the innermost module that traced them, forward or backward, ``blocks.*.up`` for all
-            of ``blocks.0.up``, ``blocks.1.up``, ...; None where no module did.
-        traced_as: the operation that they came from, such as ``aten::mm``; "" if unknown.
-        source: ``file:line`` of yours that traced them, "" if unknown.
-        runs: how often they run in one step, together.
-        seconds: of all of these.
-        modelled: whether that is a model's and not the compiler's estimate.
+            of ``blocks.0.up``, ``blocks.1.up``, ...; None if no module did.
+        traced_as: the operation from which they were compiled, such as ``aten::mm``; "" if unknown.
+        source: ``file:line`` of the user that traced them, "" if unknown.
+        runs: number of their runs in one step, together.
+        seconds: seconds of all these runs.
+        modelled: whether the time comes from a model and not from the compiler's estimate.
     """
 
     name: str
@@ -61,26 +61,26 @@ class DearOperation:
 class StepTime(Shown):
     """The estimated time of one step on one TPU, seconds.
 
-    Good for comparing programs: a real chip takes longer where a kernel or the network is slower
-    than its model, and libtpu's estimates of what waits for memory are about half of its peak rate.
+    It is good for comparing programs: a real chip takes longer if a kernel or the network is slower
+    than its model, and for operations that wait for memory libtpu assumes about half the peak rate.
 
     Attributes:
         target: ``v5e:2x4``, ...
-        cycles: what the compiler estimates, of all operations but kernels and collectives.
+        cycles: the compiler's estimate of all operations except kernels and collectives.
         clock: the chip's cycles per second.
         compiled: the time of these cycles.
-        kernels: the least time of Pallas kernels, modelled.
-        wire: the least time of all transfers over ICI, modelled.
-        exposed: what of it nothing hides: the chip waits so long.
-        flops: operations of matrix products of one device, kernels' and recomputed ones included.
-        peak_flops: what the chip could do per second.
+        kernels: the least time of Pallas kernels, by a model.
+        wire: the least time of all transfers over ICI, by a model.
+        exposed: the part of `wire` that no operation hides, for which the chip waits.
+        flops: operations of matrix products of one device, including kernels and recomputation.
+        peak_flops: the chip's peak operations per second.
         kinds: the step's time by kind of operation: attention's batched products and softmax, other
             products, normalisation, loss, optimizer, copies, kernels, wire (exposed), other.
-        modules: the same time by the innermost module that traced it, forward or backward, longest
-            first.
+        modules: the step's time by the innermost module that traced it, forward or backward,
+            longest first.
         dearest: the ten operations that take longest.
-        uncounted: fusions of which the compiler estimates nothing, such as gathers: they count as
-            no time.
+        uncounted: number of fusions without an estimate of the compiler, such as gathers; their
+            time counts as zero.
     """
 
     target: str
@@ -99,18 +99,18 @@ class StepTime(Shown):
 
     @property
     def seconds(self) -> float:
-        """Of one step."""
+        """The time of one step."""
         return self.compiled + self.kernels + self.exposed
 
     @property
     def hidden(self) -> float:
-        """What of the wire's time other operations hide."""
-        # Times that were added up in another order differ in the last bit.
+        """The part of the wire's time that other operations hide."""
+        # Times that were summed in a different order differ in the last bit.
         return max(self.wire - self.exposed, 0.0)
 
     @property
     def mfu(self) -> float:
-        """The share of the chip's peak that the matrix products of the step come to."""
+        """The share of the chip's peak rate that the step's matrix products reach."""
         return self.flops / (self.seconds * self.peak_flops) if self.seconds else 0.0
 
 
@@ -118,8 +118,8 @@ def step_time(programs: Iterable[tuple[str, int]], chip: Chip, *, target: str) -
     """The time of a step of several programs.
 
     Args:
-        programs: optimised HLO as libtpu wrote it, and how often one step runs it.
-        chip: what each device is.
+        programs: optimised HLO as libtpu wrote it, and its number of runs in one step.
+        chip: the figures of each device.
         target: the topology's name.
 
     Raises:
@@ -152,7 +152,7 @@ def step_time(programs: Iterable[tuple[str, int]], chip: Chip, *, target: str) -
 
 @dataclass(frozen=True)
 class _Part:
-    """Compute or waiting of an operation, in all of its runs."""
+    """The compute time or the waiting time of an operation, in all of its runs."""
 
     operation: Operation
     kind: str
@@ -162,7 +162,7 @@ class _Part:
 
     @property
     def module(self) -> str | None:
-        """The innermost module that any of its names tells."""
+        """The innermost module, from the first of the operation's names that has one."""
         return next((m for m in map(traced_in, self.operation.op_names) if m is not None), None)
 
 
@@ -178,7 +178,7 @@ def _parts(spent: Iterable[Spent]) -> Iterator[_Part]:
 def _grouped(
     parts: Iterable[_Part], key: Callable[[_Part], Hashable]
 ) -> list[tuple[list[_Part], float, int]]:
-    """Parts with the same key, their seconds and runs; longest first."""
+    """Groups of parts with the same key, with their seconds and runs; longest first."""
     groups: dict[Hashable, list[_Part]] = defaultdict(list)
     for part in parts:
         groups[key(part)].append(part)
@@ -228,7 +228,7 @@ def siblings(module: str | None) -> str | None:
 
 
 def _traced_as(operation: Operation) -> str:
-    """The last part of its name: ``aten::mm``; of what ZeRO does, ``zero.update``."""
+    """The last part of an operation's name, ``aten::mm``; for ZeRO's operations ``zero.update``."""
     if not operation.op_names:
         return operation.opcode
     name = operation.op_names[0]
@@ -237,9 +237,9 @@ def _traced_as(operation: Operation) -> str:
 
 
 def _users(source: str) -> str:
-    """A source, unless it is a line of torch, a backend or spmdzero, which says nothing of a model.
+    """The source, or "" if it is a line of torch, a backend or spmdzero, not of the model.
 
-    Every operation in the replica region has such a one: the line that dispatches it.
+    Each operation in the replica region has such a source: the line that dispatches it.
     """
     return "" if re.search(r"(?:^|/)(?:torch|torch_xla|jax|spmdzero)/", source) else source
 

@@ -1,4 +1,4 @@
-"""When the operations of a schedule run, and what of their transfers the others hide."""
+"""Models when the operations of a schedule run, and which transfers others hide."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from spmdzero.hlo import Operation
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """What one operation takes in one run of a program, seconds.
+    """The time of one operation in one run of a program, seconds.
 
     Attributes:
-        operation: which.
-        runs: how often it runs.
+        operation: the operation.
+        runs: number of its runs.
         compute: its own time: the compiler's estimate at the chip's clock, or a kernel's model.
-        waiting: for the wire: for a transfer of its own, or for the rest of one that it ends.
-        transfer: of its own, hidden or not.
-        flops: of a kernel's matrix products.
+        waiting: time of waiting for its own transfer, or for the rest of a transfer that it ends.
+        transfer: time of its own transfer, hidden or not.
+        flops: operations of a kernel's matrix products.
     """
 
     operation: Operation
@@ -30,12 +30,12 @@ class Spent:
 
 
 def timeline(schedule: Sequence[Operation], chip: Chip, *, runs: int = 1) -> list[Spent]:
-    """What each operation of a schedule takes.
+    """The times of the operations of a schedule.
 
-    Operations run one after the other. There is one wire, and transfers go over it one after the
-    other, at the rate of all links of the chip together: the least time that they can take. One
-    that is only started goes on while other operations run, until another operation ends it; any
-    other has the chip wait. A loop's body is gone through once and counts for each turn.
+    Operations run one after the other. There is one wire, over which transfers go one after the
+    other, at the rate of all links of the chip together: the least time that they can take. An
+    asynchronous transfer goes on while other operations run, until an operation ends it; for any
+    other transfer the chip waits. A loop's body is traversed once and counts for each turn.
     """
     return _Clock(chip).run(schedule, runs)
 

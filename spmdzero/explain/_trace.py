@@ -1,4 +1,4 @@
-"""The programs of one training step, as they are traced."""
+"""Traces the programs of one training step."""
 
 import dataclasses
 import itertools
@@ -21,10 +21,10 @@ class TracedProgram:
 
     Attributes:
         kind: ``"micro"`` or ``"boundary"``, see `StepGraph`.
-        runs: how often it runs in one step.
-        outputs: what it writes, in order, by names such as ``"parameter/wte.weight"``.
-        annotated: before partitioning, for another compiler.
-        compiled: what this process's own compiler makes of it; None if it was not asked.
+        runs: number of its runs in one step.
+        outputs: names of the tensors that it writes, in order, such as ``"parameter/wte.weight"``.
+        annotated: the program before partitioning, for a different compiler.
+        compiled: the program as this process's own compiler compiled it; None if it did not.
     """
 
     kind: str
@@ -35,11 +35,12 @@ class TracedProgram:
 
 
 def trace_step(engine: Engine, batch: Batch) -> tuple[TracedProgram, ...]:
-    """Trains one step on `batch`, each micro-batch the same, and keeps its programs.
+    """Trains one step whose micro-batches are all `batch`; returns its programs.
 
     Args:
-        batch: what one forward takes: a tensor, a tuple of inputs or a dict of keyword inputs;
-            the module returns the loss, as `Engine.train_batch` wants it.
+        engine: the engine to train.
+        batch: the inputs of one forward: a tensor, a tuple of inputs or a dict of keyword inputs;
+            the module returns the loss, as for `Engine.train_batch`.
     """
     programs: dict[str, TracedProgram] = {}
     runs: Counter[str] = Counter()
@@ -49,8 +50,12 @@ def trace_step(engine: Engine, batch: Batch) -> tuple[TracedProgram, ...]:
         if graph.kind not in programs:
             annotated, text = graph.annotated(), graph.hlo()
             arguments = entry_argument_bytes(text)
+            on_host = entry_argument_bytes(text, on_host=True)
             memory = CompilerMemory(
-                arguments=arguments, peak=arguments + peak_temporary_bytes(text)
+                arguments=arguments,
+                peak=arguments + peak_temporary_bytes(text),
+                host_arguments=on_host,
+                host_peak=on_host + peak_temporary_bytes(text, on_host=True),
             )
             programs[graph.kind] = TracedProgram(
                 kind=graph.kind,
@@ -70,7 +75,7 @@ def trace_step(engine: Engine, batch: Batch) -> tuple[TracedProgram, ...]:
 def trace_audited(
     engine: Engine, batch: Batch, *, steps: int
 ) -> tuple[tuple[TracedProgram, ...], AuditReport]:
-    """`trace_step`, and what is wrong with the `steps` steps that it trains, 1 or more.
+    """Runs `trace_step`, and audits the `steps` steps (1 or more) that it trains.
 
     Operations of the programs carry the names of the modules that traced them.
     """

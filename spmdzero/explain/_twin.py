@@ -1,7 +1,7 @@
-"""The programs for TPUs, of a twin that is traced and never run.
+"""The programs for TPUs, traced from a twin of the model that is never run.
 
-A program may differ by platform: on a TPU it has kernels, which the CPU can't run. So what the CPU
-trains is traced once more, for TPUs, from copies without data.
+A program may differ by platform: on a TPU it has kernels, which the CPU can't run. So the step that
+the CPU trains is traced once more, for TPUs, from copies without data.
 """
 
 import contextlib
@@ -22,18 +22,18 @@ from spmdzero.explain._chips import Topology
 from spmdzero.explain._trace import Batch, TracedProgram
 from spmdzero.explain._without_data import bring_to_devices, trace_without_data
 
-# An engine with these would write files, or lines, beside the first one's.
+# Sections with which the twin's engine would write files or lines beside those of the first engine.
 _REPORTS = ("tensorboard", "csv_monitor", "wandb", "comet", "flops_profiler", "dump_state")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ForTpu:
-    """A step as it is for TPUs.
+    """A step for TPUs.
 
     Attributes:
-        programs: those that TPUs get.
-        attention: how they compute attention.
-        note: why they are the CPU's, "" where they are not.
+        programs: the programs for TPUs.
+        attention: the programs' calls of attention.
+        note: why the programs are the CPU's, "" if they are not.
     """
 
     programs: tuple[TracedProgram, ...]
@@ -42,10 +42,10 @@ class ForTpu:
 
 
 def traced_for_tpu(model: nn.Module, config: Mapping[str, Any], batch: Batch) -> ForTpu:
-    """The step of a model on the CPU or the meta device, which stays as it is.
+    """Traces the step of a model on the CPU or the meta device; the model stays as it is.
 
     Raises:
-        SpmdZeroError: it can't be traced without data.
+        SpmdZeroError: the step can't be traced without data.
     """
     return _traced(lambda: _hollow(model), config, batch)
 
@@ -56,10 +56,12 @@ def on_each_torus(
     *,
     known: Mapping[Torus | None, ForTpu] = MappingProxyType({}),
 ) -> dict[str, ForTpu]:
-    """What `trace` returns for each topology, by its name; once for those that it is the same on.
+    """Name of each topology -> its traced step; topologies with the same program share a trace.
 
     Args:
-        known: what was traced already, by `Topology.torus_to_trace`.
+        topologies: the topologies.
+        trace: traces the step for the torus that is set.
+        known: steps that are already traced, by `Topology.torus_to_trace`.
     """
     traced = dict(known)
     for topology in topologies:
@@ -71,9 +73,9 @@ def on_each_torus(
 
 
 def twin_or(own: tuple[TracedProgram, ...], trace: Callable[[], ForTpu]) -> ForTpu:
-    """What `trace` returns, or `own`, the CPU's programs, and why.
+    """The result of `trace`, or the CPU's programs `own` with the reason.
 
-    A model that reads a value of its weights, for example, is traced with data only.
+    A model that reads a value of its weights, for example, can only be traced with data.
     """
     try:
         return trace()
@@ -87,11 +89,11 @@ def twin_or(own: tuple[TracedProgram, ...], trace: Callable[[], ForTpu]) -> ForT
 
 
 def engine_for_tpu(engine: Engine, batch: Batch) -> ForTpu:
-    """The step of an engine that trains, and trains on afterwards.
+    """Traces the step of an engine in training, which goes on training afterwards.
 
     Raises:
-        SpmdZeroError: it can't be traced without data.
-        RuntimeError: likewise, or its optimizer's class takes more than param groups.
+        SpmdZeroError: the step can't be traced without data.
+        RuntimeError: the same, or the optimizer's class needs more arguments than param groups.
     """
     names = {parameter: name for name, parameter in engine.module.named_parameters()}
     config = {key: value for key, value in engine.config.items() if key not in _REPORTS}
@@ -133,13 +135,13 @@ def _traced(
             programs = trace_without_data(engine, batch)
             return ForTpu(programs=programs, attention=engine.attention)
     finally:
-        # Tensors without data would fail whatever program this process runs next.
+        # Tensors without data would make the next program of this process fail.
         twin = engine = None
         gc.collect()
 
 
 def _hollow(module: nn.Module) -> nn.Module:
-    """A copy on the meta device; what shares a tensor shares it there."""
+    """A copy on the meta device, with the same tied tensors."""
     copies: dict[int, Any] = {}
     for tensor in [*module.parameters(), *module.buffers()]:
         empty = torch.empty_like(tensor, device="meta")
@@ -158,7 +160,7 @@ def _group(
 
 @contextlib.contextmanager
 def _unharmed() -> Iterator[None]:
-    """Generators go on as if nothing had been traced."""
+    """Restores the generators afterwards, as if nothing had been traced."""
     devices, host = runtime.generator_state(), torch.get_rng_state()
     try:
         yield

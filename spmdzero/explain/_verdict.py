@@ -1,4 +1,4 @@
-"""Does a step fit a chip, of what its memory is, and what would make it fit."""
+"""Tells whether a step fits a chip, what its memory holds, and what would make it fit."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,13 +12,14 @@ from spmdzero.plan import MeshSpec, Role, ShardingPlan
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One thing that would make a step fit, alone.
+    """One change that alone would make a step fit.
 
     Attributes:
-        what: what to change, in words.
-        peak: bytes per device afterwards; None where only another compilation tells.
-        by: ``"compiler"`` where it was compiled so; ``"estimate"`` by the plan, where the rest of
-            the peak stays as it is, or shrinks with the rows; ``""`` where `peak` is None.
+        what: the change, in words.
+        peak: bytes per device afterwards; None if only a new compilation tells.
+        by: ``"compiler"`` if the changed step was compiled; ``"estimate"`` if the plan gives the
+            bytes, and the rest of the peak stays or shrinks with the rows; ``""`` if `peak` is
+            None.
     """
 
     what: str
@@ -32,15 +33,16 @@ class Verdict:
 
     Attributes:
         target: ``cpu:8``, ``v5e:2x4``, ...
-        stage: the config's.
+        stage: the config's ZeRO stage.
         fits: whether the peak is within the chip's memory; None on the CPU.
-        peak: the most that is in use at once, by the target's compiler.
-        hbm_bytes: what a device has; None on the CPU.
-        parameters: of the peak, by the plan.
-        states: master weights and the optimizer's states, by the plan.
-        gradients: the accumulator where there is one, else the gradient at the step, by the plan.
-        rest: all else: activations, whole gradients before they are reduced, the batch, buffers.
-        changes: what would make the step fit, if it doesn't; each alone.
+        peak: the largest memory in use at once, by the target's compiler.
+        hbm_bytes: memory of a device; None on the CPU.
+        parameters: part of the peak for parameters, by the plan.
+        states: part for master weights and the optimizer's states, by the plan.
+        gradients: part for the accumulator, or without one the gradient at the step, by the plan.
+        rest: everything else: activations, whole gradients before they are reduced, the batch,
+            buffers.
+        changes: changes that would each make the step fit, if it doesn't.
     """
 
     target: str
@@ -62,13 +64,13 @@ def verdicts(
     *,
     rows: int,
 ) -> tuple[Verdict, ...]:
-    """One for each topology, or one for this process's own devices where there is none.
+    """A verdict for each topology, or without topologies one for this process's own devices.
 
     Args:
-        plan: of the config's stage.
+        plan: the plan of the config's stage.
         compiled: stage -> its memory on each target.
-        topologies: that it was compiled for.
-        rows: of a micro-batch, on a device.
+        topologies: the topologies for which the step was compiled.
+        rows: number of rows of a micro-batch on a device.
     """
     chips = {topology.name: topology for topology in topologies}
     own = [memory for memory in compiled[plan.stage] if memory.target in chips or not chips]
@@ -84,7 +86,7 @@ def _verdict(
 ) -> Verdict:
     peak = memory.memory.peak
     parameters, states, gradients = _by_role(plan)
-    # A peak during the forward is one without the step's gradient.
+    # A peak during the forward has no gradient of the step.
     gradients = max(0, min(gradients, peak - parameters - states))
     rest = max(0, peak - parameters - states - gradients)
     changes: tuple[Change, ...] = ()
@@ -105,7 +107,7 @@ def _verdict(
 
 
 def _by_role(plan: ShardingPlan) -> tuple[int, int, int]:
-    """Parameters, states and gradients of a plan, bytes per device."""
+    """Bytes per device of the parameters, states and gradients of a plan."""
     size = plan.memory()
     gradients = size[Role.ACCUMULATOR] or size[Role.GRADIENT]
     return size[Role.PARAMETER], size[Role.MASTER] + size[Role.MOMENT], gradients
@@ -121,7 +123,7 @@ class _Changes:
     rest: int
 
     def all(self) -> Iterator[Change]:
-        """The smallest change of each kind that is enough, the cheapest to try first."""
+        """Yields the smallest sufficient change of each kind, the cheapest to try first."""
         for change in (self._stage(), self._recompute(), self._rows(), self._chips(), self._chip()):
             if change is not None:
                 yield change
@@ -148,7 +150,7 @@ class _Changes:
         return None
 
     def _recompute(self) -> Change | None:
-        """Activations are kept or computed twice: how many of the rest they are is not known."""
+        """A change to recompute activations, whose share of the rest is not known."""
         if self.memory.memory.peak - self.rest >= self._room:
             return None
         what = (
@@ -198,7 +200,7 @@ class _Changes:
         enough = [chip for chip in CHIPS.values() if chip.hbm_bytes >= peak]
         if not enough:
             return None
-        # Of equals the newest, which stands last.
+        # Among equal chips it takes the newest, which comes last.
         chip = min(reversed(enough), key=lambda chip: chip.hbm_bytes)
         same = [t.name for t in slices_of(chip) if t.devices == self.plan.mesh.size]
         where = f", {same[0]}" if same else ""

@@ -1,4 +1,4 @@
-"""What has no values: a batch of which only shapes are known, a model that fits no memory here."""
+"""Batches of which only shapes are known, and models too large for memory, without values."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,13 +12,13 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.explain._trace import Batch, TracedProgram
 from spmdzero.profiling import backward_scopes, module_scopes
 
-# XLA's client of the CPU numbers devices by process, and takes a device of a higher number for one
-# of another process.
+# Largest number of CPU devices: XLA's CPU client numbers devices by process, and takes a device
+# with a higher number for one of another process.
 _MOST_ON_CPU = 2048
 
 
 def made_up(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A CPU tensor, the same at each call: normal draws, or zeros, which are valid indices."""
+    """A CPU tensor with the same values at each call: normal draws, or zeros as valid indices."""
     if dtype.is_floating_point:
         generator = torch.Generator("cpu").manual_seed(0)
         return torch.randn(tuple(shape), generator=generator, device="cpu").to(dtype)
@@ -26,7 +26,7 @@ def made_up(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def with_values(batch: Any) -> Any:
-    """`batch` with a `made_up` tensor in the place of each that is on the meta device."""
+    """`batch` with a `made_up` tensor in place of each tensor on the meta device."""
 
     def fill(_: str, leaf: Any) -> Any:
         if isinstance(leaf, Replicated):
@@ -37,9 +37,9 @@ def with_values(batch: Any) -> Any:
 
 
 class _StepTracedError(BaseException):
-    """Ends a step where its program would be compiled and run.
+    """Ends a step before its program is compiled and run.
 
-    No `Exception`: the engine keeps those of an observer until the step is done.
+    It is no `Exception`: the engine keeps an observer's exceptions until the step is done.
     """
 
 
@@ -49,13 +49,14 @@ def is_without_data(model: nn.Module) -> bool:
 
 
 def check_runs_here(model: nn.Module, *, named: bool) -> None:
-    """Refuses what neither runs on this process's devices nor is traced alone.
+    """Refuses a model that can neither run on this process's devices nor be traced alone.
 
     Args:
-        named: whether the TPU topologies are named that it is to be compiled for.
+        model: the model.
+        named: whether TPU topologies are named for which it is compiled.
 
     Raises:
-        SpmdZeroUsageError: as said.
+        SpmdZeroUsageError: the model is refused.
     """
     if is_without_data(model):
         if not named:
@@ -73,7 +74,7 @@ def check_runs_here(model: nn.Module, *, named: bool) -> None:
 
 
 def bring_to_devices(model: nn.Module) -> None:
-    """Moves a meta model to the devices in place, as zeros that nobody has computed yet."""
+    """Moves a meta model to the devices in place, as zeros that are not computed yet."""
     runtime.start()
     for tensor in {*model.parameters(), *model.buffers()}:
         if tensor.is_meta:
@@ -87,7 +88,8 @@ def trace_without_data(engine: Engine, batch: Batch) -> tuple[TracedProgram, ...
     """The programs of one step of an engine that was made while `runtime.tracing_only()` was on.
 
     Args:
-        batch: what one forward takes; the module returns the loss.
+        engine: the engine.
+        batch: the inputs of one forward; the module returns the loss.
     """
     more = engine.gradient_accumulation_steps() - 1
     runs = {"micro": more, "boundary": 1} if more else {"boundary": 1}

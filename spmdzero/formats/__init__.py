@@ -1,4 +1,4 @@
-"""Training states as files: spmdzero's own format, DeepSpeed's, and what other programs read."""
+"""Training states as files: spmdzero's own format, DeepSpeed's, and those of other programs."""
 
 from spmdzero.formats._boxes import (
     Box,

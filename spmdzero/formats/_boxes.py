@@ -1,4 +1,4 @@
-"""Parts of a tensor: an interval for each dim."""
+"""Boxes: parts of a tensor, given by an interval for each dim."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -13,28 +13,28 @@ Box: TypeAlias = tuple[tuple[int, int], ...]
 
 
 def whole_box(shape: Iterable[int]) -> Box:
-    """All of a tensor of `shape`."""
+    """The box of a whole tensor of `shape`."""
     return tuple((0, length) for length in shape)
 
 
 def box_shape(box: Box) -> tuple[int, ...]:
-    """The shape of the part."""
+    """The shape of the box."""
     return tuple(stop - start for start, stop in box)
 
 
 def box_slices(box: Box) -> tuple[slice, ...]:
-    """What cuts the part out of the whole tensor."""
+    """The slices that cut the box out of the whole tensor."""
     return tuple(slice(start, stop) for start, stop in box)
 
 
 def meet(first: Box, second: Box) -> Box | None:
-    """What both parts have in common, None for nothing."""
+    """The intersection of two boxes, None if it is empty."""
     common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(first, second, strict=True))
     return None if any(start >= stop for start, stop in common) else common
 
 
 def within(part: Box, box: Box) -> tuple[slice, ...]:
-    """What cuts `part` out of a tensor that holds `box`."""
+    """The slices that cut `part` out of a tensor that holds `box`."""
     return tuple(
         slice(start - low, stop - low) for (start, stop), (low, _) in zip(part, box, strict=True)
     )
@@ -43,7 +43,7 @@ def within(part: Box, box: Box) -> tuple[slice, ...]:
 def flat_boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
     """The elements `start` to `stop` of a flattened tensor as boxes, in order, row-major each.
 
-    At most ``2 * len(shape) - 1`` of them: partial rows at both ends, whole ones between.
+    There are at most ``2 * len(shape) - 1`` boxes: partial rows at both ends, whole ones between.
     """
     if start >= stop:
         return
@@ -68,7 +68,7 @@ def flat_boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
 def assemble(
     box: Box, pieces: Iterable[tuple[Box, torch.Tensor]], *, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The part `box` of a tensor, contiguous, from the pieces that it is stored in.
+    """The part `box` of a tensor, contiguous, put together from stored pieces.
 
     Raises:
         SpmdZeroUsageError: the pieces don't cover the part.

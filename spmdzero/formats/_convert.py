@@ -1,4 +1,4 @@
-"""One checkpoint as another format."""
+"""Converts a checkpoint to another format."""
 
 import dataclasses
 import math
@@ -27,22 +27,22 @@ Format = Literal["native", "universal", "deepspeed", "safetensors", "dcp", "fp32
 FORMATS: tuple[str, ...] = get_args(Format)
 _WEIGHTS = ("safetensors", "fp32")
 OnBytes = Callable[[int, int], None]
-"""Told of each part that was read: its bytes, and about how many there are in all."""
+"""Called for each part that was read: with its bytes, and roughly the bytes of all parts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """What a checkpoint is to become.
+    """The format and options of a conversion.
 
     Attributes:
         to: ``"native"``, ``"universal"`` or ``"deepspeed"``, from which training goes on; or the
             weights as ``"safetensors"`` (Hugging Face's), ``"fp32"`` (a torch state dict) or
             ``"dcp"`` (torch's distributed checkpoint, with the optimizer's states).
-        ranks: for ``"deepspeed"``: the processes that will load it.
-        stage: for ``"deepspeed"`` and ``"universal"``: the ZeRO stage that is noted in it.
-        dtype: of the weights, for ``"safetensors"`` and ``"dcp"``; None keeps theirs.
+        ranks: for ``"deepspeed"``: number of processes that will load it.
+        stage: for ``"deepspeed"`` and ``"universal"``: the ZeRO stage that is written into it.
+        dtype: of the weights, for ``"safetensors"`` and ``"dcp"``; None keeps their own.
         max_shard_size: of each file, for ``"safetensors"`` and ``"fp32"``.
-        exclude_frozen: leave out what no optimizer trained.
+        exclude_frozen: whether to leave out parameters that no optimizer trained.
     """
 
     to: Format
@@ -74,16 +74,16 @@ def convert(
 
     Args:
         source: a folder of checkpoints, or the folder of one tag; native or DeepSpeed's.
-        target: where; a folder of checkpoints for the three formats that training goes on from.
-        conversion: the format.
-        tag: which checkpoint of `source`; what `latest` says by default.
+        target: the output; a folder of checkpoints for the three formats that can be trained on.
+        conversion: the format and its options.
+        tag: the checkpoint in `source`; the one that `latest` names by default.
         progress: called after each part that was read.
 
     Returns the folder or file that was written.
 
     Raises:
-        SpmdZeroCheckpointError: the source is damaged or not there, or the target can't be written.
-        SpmdZeroUsageError: the checkpoint has not what the format holds.
+        SpmdZeroCheckpointError: the source is damaged or missing, or the target can't be written.
+        SpmdZeroUsageError: the checkpoint doesn't have what the format holds.
     """
     folder, tag = locate(source, tag)
     state = open_state(folder, tag).checked()
@@ -102,14 +102,14 @@ def convert(
 
 
 def fp32_weights(source: Path, tag: str | None = None, *, exclude_frozen: bool = False) -> Weights:
-    """The fp32 weights of a checkpoint, to be read tensor by tensor.
+    """The fp32 weights of a checkpoint, which are read tensor by tensor.
 
     Args:
         source, tag: as for `convert`.
-        exclude_frozen: leave out what no optimizer trained.
+        exclude_frozen: whether to leave out parameters that no optimizer trained.
 
     Raises:
-        SpmdZeroCheckpointError: it is damaged, or there is none.
+        SpmdZeroCheckpointError: the checkpoint is damaged, or there is none.
     """
     state = open_state(*locate(source, tag)).checked()
     _require_names(state, weights_only=True, masters=True)
@@ -146,7 +146,8 @@ def _write(state: TrainingState, target: Path, tag: str, conversion: Conversion)
         return write_for_deepspeed(state, target, tag, conversion)
     exclude = frozen_names(state) if conversion.exclude_frozen else frozenset[str]()
     if conversion.to == "dcp":
-        # Here: what torch has for it takes a quarter of a second to import, in each process.
+        # Import it here: torch's module for it takes a quarter of a second to import, in each
+        # process.
         from spmdzero.formats.export._dcp import write_dcp
 
         write_dcp(state, target, dtype=conversion.dtype, exclude=exclude)
@@ -167,15 +168,15 @@ def write_for_deepspeed(
     config: Mapping[str, object] | None = None,
     latest: bool = True,
 ) -> Path:
-    """Writes `<folder>/<tag>` in one of DeepSpeed's formats, and the file that names it.
+    """Writes `<folder>/<tag>` in one of DeepSpeed's formats, and the file that names the tag.
 
-    The universal format is in `<tag>_universal`, named by `latest_universal`, as DeepSpeed's own
-    converter has it. Returns the tag's folder.
+    The universal format goes to `<tag>_universal`, named by `latest_universal`, as DeepSpeed's own
+    converter does it. Returns the tag's folder.
 
     Raises:
         SpmdZeroCheckpointError: no space, or no permission.
-        SpmdZeroUsageError: the state is of no run that could go on, or not yet of one that
-            DeepSpeed could (`without_debt`).
+        SpmdZeroUsageError: no run can continue from the state, or DeepSpeed can't yet
+            (`without_debt`).
     """
     universal = conversion.to == "universal"
     target = Target(
@@ -192,7 +193,7 @@ def write_for_deepspeed(
 
 
 def _watched(state: TrainingState, progress: Callable[[int], None]) -> TrainingState:
-    """The same state, whose reading is reported."""
+    """The same state, with each read reported to `progress`."""
 
     def watch(tensor: StoredTensor) -> StoredTensor:
         def read(box: Box) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, in numbers."""
+"""Descriptions of checkpoints."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ from spmdzero.formats._open import format_of, locate, open_state
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TensorDescription:
-    """One tensor of a checkpoint: its name there, its shape, its dtype and its bytes."""
+    """One tensor of a checkpoint: its name, shape, dtype and bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -22,22 +22,22 @@ class TensorDescription:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointDescription:
-    """What is in one checkpoint; `to_json` for programs.
+    """The contents of one checkpoint; `to_json` is for programs.
 
     Attributes:
         path: the folder of the tag.
         format: ``"native"``, ``"deepspeed"`` or ``"universal"``.
         counters: ``global_steps`` and the like.
-        updates: of the weights; None where the checkpoint doesn't say.
-        parameters: how many, without buffers.
-        elements: of all parameters.
+        updates: number of updates of the weights; None where the checkpoint doesn't say.
+        parameters: number of parameters, without buffers.
+        elements: number of elements of all parameters.
         bytes: of all tensors.
-        dtypes: dtype -> how many parameters have it.
+        dtypes: dtype -> number of parameters that have it.
         roles: ``parameter``, ``master``, ``exp_avg``, ... -> bytes of all its tensors.
-        groups: the numbers of each param group, ``"params"`` being how many are in it.
+        groups: the hyperparameters of each param group; ``"params"`` is its number of parameters.
         scaler, scheduler: the states of the loss scale and the schedule, None for none.
         client_state: the keys of the caller's state.
-        tensors: every tensor.
+        tensors: all tensors.
     """
 
     path: str
@@ -56,19 +56,19 @@ class CheckpointDescription:
     tensors: tuple[TensorDescription, ...]
 
     def to_json(self) -> str:
-        """All of it as JSON text; what is no JSON value as its `str`."""
+        """The description as JSON text; values that JSON lacks become their `str`."""
         return json.dumps(dataclasses.asdict(self), indent=2, default=str)
 
 
 def describe(source: Path, tag: str | None = None) -> CheckpointDescription:
-    """Opens a checkpoint, ours or DeepSpeed's, and tells what is in it; needs no device.
+    """Describes a checkpoint, spmdzero's or DeepSpeed's; needs no device.
 
     Args:
         source: a folder of checkpoints, or the folder of one tag.
-        tag: which of them; what `latest` says by default.
+        tag: the checkpoint in `source`; the one that `latest` names by default.
 
     Raises:
-        SpmdZeroCheckpointError: it is damaged, or there is none.
+        SpmdZeroCheckpointError: the checkpoint is damaged, or there is none.
     """
     folder, tag = locate(source, tag)
     state = open_state(folder, tag)

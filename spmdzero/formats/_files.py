@@ -21,10 +21,10 @@ def checksum(data: Bytes) -> str:
 
 
 class GrowingFile:
-    """An open file that is written from its start to its end.
+    """An open file that is written from start to end.
 
     Attributes:
-        size: bytes so far.
+        size: number of bytes written so far.
     """
 
     def __init__(self, handle: int) -> None:
@@ -40,14 +40,14 @@ class GrowingFile:
         return len(data)
 
     def flush(self) -> None:
-        """What `torch.save` calls; nothing is held back."""
+        """Does nothing, as nothing is held back; `torch.save` calls it."""
 
 
 class _Hashed:
-    """What `torch.save` writes to: an open file, of whose bytes it keeps the `checksum`.
+    """A file for `torch.save`, which keeps the `checksum` of the written bytes.
 
     Attributes:
-        failed: why a write failed, which torch's writer replaces by an error of its own.
+        failed: the error of a failed write, which torch's writer replaces by its own.
     """
 
     def __init__(self, file: GrowingFile) -> None:
@@ -66,7 +66,7 @@ class _Hashed:
 
 @contextlib.contextmanager
 def appearing(path: Path) -> Iterator[GrowingFile]:
-    """The file `path`, under a temporary name until the body has written all of it.
+    """Opens the file `path` for writing; it appears under its name when the body has finished.
 
     Raises:
         OSError: no space, no permission, ...; a file that `path` named before is as it was.
@@ -95,9 +95,9 @@ def write_whole(path: Path, data: Bytes) -> None:
 
 
 def save_torch(content: Any, path: Path, *, pickle_module: Any = pickle) -> tuple[int, str]:
-    """`torch.save` to a file whose folder is made if need be; raises as `appearing`.
+    """Writes a file with `torch.save`, and its folder if need be; raises as `appearing`.
 
-    Returns the file's size in bytes and its checksum. Tensors go from where they are to the file.
+    Returns the file's size in bytes and its checksum. Tensors go to the file without a copy.
     """
     if not path.parent.is_dir():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ def settle(folder: Path) -> None:
 
 
 def read_range(path: Path, offset: int, count: int) -> bytearray:
-    """`count` bytes of a file, from `offset`.
+    """Reads `count` bytes of a file, from `offset`.
 
     Raises:
         OSError: the file can't be read, or is shorter.
@@ -137,7 +137,7 @@ def read_range(path: Path, offset: int, count: int) -> bytearray:
 
 
 def checksum_of_range(path: Path, offset: int, count: int) -> str:
-    """`checksum` of a part of a file, a block of which is in memory at a time; raises likewise."""
+    """The `checksum` of a part of a file, read block by block; raises as `read_range`."""
     digest, end = xxhash.xxh3_128(), offset + count
     for start in range(offset, end, _BLOCK):
         digest.update(read_range(path, start, min(_BLOCK, end - start)))

@@ -1,4 +1,4 @@
-"""The names of checkpoints, and the files that name the one to load."""
+"""Names of checkpoints, and the files that name the one to load."""
 
 import os
 from pathlib import Path
@@ -7,15 +7,15 @@ from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
 from spmdzero.formats._files import settle, write_whole
 
 LATEST, LATEST_UNIVERSAL = "latest", "latest_universal"
-# A name has 255 bytes on most file systems, and some are put around it.
+# Most file systems allow 255 bytes for a name; prefixes and suffixes are added to this one.
 _LONGEST = 200
 
 
 def check_tag(tag: str) -> str:
-    """Returns `tag`.
+    """Checks that `tag` can name a checkpoint, and returns it.
 
     Raises:
-        SpmdZeroUsageError: it is no name of a folder, or one that reads as another.
+        SpmdZeroUsageError: it can't name a folder, or is read as another name.
     """
     if wrong := _wrong_with(tag):
         raise SpmdZeroUsageError(
@@ -44,7 +44,7 @@ def _wrong_with(tag: str) -> str:
 
 
 def read_latest(folder: Path, name: str = LATEST) -> str | None:
-    """The tag that `latest`, or another file like it, names; None without such a file.
+    """The tag in `latest`, or in another file like it; None without such a file.
 
     Raises:
         SpmdZeroCheckpointError: the file can't be read, or holds no tag.
@@ -59,6 +59,6 @@ def read_latest(folder: Path, name: str = LATEST) -> str | None:
 
 
 def write_latest(folder: Path, tag: str, name: str = LATEST) -> None:
-    """Makes `latest`, or another file like it, name `tag`."""
+    """Writes `tag` into `latest`, or into another file like it."""
     write_whole(folder / name, tag.encode())
     settle(folder)

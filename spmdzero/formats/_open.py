@@ -1,4 +1,4 @@
-"""Finding the checkpoint that a caller means, in whichever format it is."""
+"""Finds and opens the checkpoint that a caller names, whatever its format."""
 
 import contextlib
 import dataclasses
@@ -22,11 +22,11 @@ from spmdzero.formats.native import (
 
 
 def latest_tag(folder: Path, *, universal: bool = False) -> str | None:
-    """The tag that is loaded when the caller names none; None when nothing was ever saved.
+    """The tag that is loaded when the caller names none; None if nothing was ever saved.
 
-    That is what `latest` says; what `latest_universal` says if there is only that, or if
-    `universal` prefers it. Before the first `latest` was written, it is the newest complete
-    checkpoint that was to be named by it: its saving was cut short after the commit.
+    `latest` names it, or `latest_universal` if there is only that file, or if `universal` prefers
+    it. Before the first `latest` was written, it is the newest complete checkpoint that was to be
+    named there: its saving was cut short after the commit.
 
     Raises:
         SpmdZeroCheckpointError: `latest` is not readable.
@@ -41,21 +41,21 @@ def latest_tag(folder: Path, *, universal: bool = False) -> str | None:
 
 
 def format_of(path: Path) -> Literal["native", "universal", "deepspeed"]:
-    """The format of the folder of a tag; native if it is none at all."""
+    """The format of a tag's folder; native if it has no known format."""
     if (path / COMMIT).exists() or not path.is_dir() or not deepspeed.recognises(path):
         return "native"
     return "universal" if (path / "zero").is_dir() else "deepspeed"
 
 
 def locate(source: Path, tag: str | None = None) -> tuple[Path, str]:
-    """The folder of checkpoints and the tag that `source` means.
+    """The folder of checkpoints and the tag to which `source` refers.
 
     Args:
         source: a folder of checkpoints, or the folder of one tag.
-        tag: which of them; what `latest` says by default.
+        tag: the checkpoint in `source`; the one that `latest` names by default.
 
     Raises:
-        SpmdZeroCheckpointError: there is nothing.
+        SpmdZeroCheckpointError: there is no checkpoint.
     """
     if tag is not None:
         return source, tag
@@ -79,17 +79,17 @@ def open_state(
     process: int = 0,
     order: deepspeed.Order | None = None,
 ) -> TrainingState:
-    """The state saved as `tag`, in whichever format it is.
+    """The state saved as `tag`, in any format.
 
     Args:
         folder: of the checkpoints.
         tag: a folder in it.
-        process: whose host state, of those that saved it.
+        process: the saving process whose host state is read.
         order: the names of the parameters in each param group, for `deepspeed.read`.
 
     Raises:
-        SpmdZeroCheckpointError: there is no such tag, or its files are not complete and unaltered.
-        SpmdZeroUsageError: no tag can be called so.
+        SpmdZeroCheckpointError: there is no such tag, or its files are incomplete or altered.
+        SpmdZeroUsageError: `tag` can't name a checkpoint.
     """
     root, path = Path(folder), Path(folder) / check_tag(tag)
     with naming_the_newest(root, but=tag):
@@ -111,11 +111,11 @@ def open_state(
 
 @contextlib.contextmanager
 def naming_the_newest(folder: Path, *, but: str | None = None) -> Iterator[None]:
-    """Errors of the body about a checkpoint name the newest other one that is complete.
+    """Context that adds the newest other complete checkpoint to errors about a checkpoint.
 
     Args:
         folder: of the checkpoints.
-        but: the tag that the body is about.
+        but: the tag that the body handles.
     """
     try:
         yield

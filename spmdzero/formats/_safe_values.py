@@ -1,8 +1,8 @@
-"""What a checkpoint's pickles may make besides tensors and plain values, none of which runs code.
+"""Values that a checkpoint's pickles may hold beside tensors and plain ones; none runs code.
 
-torch's own reader of weights refuses every class that it isn't told of. Of these a namespace takes
-attributes, a path a string, a date numbers. numpy's arrays are read without numpy's own functions,
-which believe whatever a file says of its memory.
+torch's own reader of weights refuses every class that it isn't told of. Of those allowed here, a
+namespace takes attributes, a path a string, and a date numbers. NumPy's arrays are read without its
+own functions, which trust whatever a file says about memory.
 """
 
 import argparse
@@ -25,7 +25,7 @@ _ORDERS = ("<", ">", "=", "|")
 
 
 class _DType:
-    """A dtype of numbers or strings as numpy pickles it."""
+    """A dtype of numbers or strings, in the form in which NumPy pickles it."""
 
     def __init__(self, code: str, align: bool = False, copy: bool = False) -> None:
         if not _PLAIN_DTYPE.fullmatch(code):
@@ -40,7 +40,7 @@ class _DType:
 
 
 class _Array:
-    """An array as numpy pickles it, made of its bytes once all of it is read."""
+    """An array in the form in which NumPy pickles it; it is made once all bytes are read."""
 
     def __init__(self, *empty: Any) -> None:
         self.value = np.zeros(0)
@@ -79,7 +79,8 @@ SAFE: Mapping[str, Callable[..., Any]] = {
             datetime.timezone,
         )
     },
-    # Each Python has them in another module, and a path of another system can't be opened here.
+    # Python versions have these in different modules. A path of another system can't be opened
+    # here.
     **{
         f"{module}.{name}": pathlib.Path if name == "PosixPath" else pathlib.PurePath
         for module in ("pathlib", "pathlib._local")
@@ -96,23 +97,23 @@ SAFE: Mapping[str, Callable[..., Any]] = {
         for name, made in (("_reconstruct", _Array), ("scalar", _scalar))
     },
 }
-"""Each name in a pickle, and what is called in its place."""
+"""Each name in a pickle -> the class or function that is called in its place."""
 
 _READING = threading.RLock()
 
 
 @contextlib.contextmanager
 def safe_values(more: Mapping[str, Callable[..., Any]] | None = None) -> Iterator[None]:
-    """Inside, `torch.load(weights_only=True)` makes the values of `SAFE`, and those of `more`.
+    """Context in which `torch.load(weights_only=True)` makes the values of `SAFE` and of `more`.
 
-    What it returns goes through `made` before it is used.
+    Pass the loaded values through `made` before using them.
     """
     names = dict(SAFE) | dict(more or {})
-    # torch's list is one for the whole process.
+    # torch has one list for the whole process.
     with _READING, torch.serialization.safe_globals([(cls, name) for name, cls in names.items()]):
         yield
 
 
 def made(tree: Any) -> Any:
-    """What was read, with numpy's arrays in the place of what stood for them."""
+    """The loaded values, with NumPy arrays in the place of their stand-ins."""
     return mapped(tree, lambda value: value.value if isinstance(value, _Array) else value)

@@ -1,4 +1,4 @@
-"""What a training run is made of, apart from where it lives: the form that all formats share."""
+"""The form of a training state that all file formats share, independent of where it lives."""
 
 import copy
 import math
@@ -13,14 +13,14 @@ from spmdzero.formats._boxes import Box, assemble, box_slices, whole_box
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTensor:
-    """One tensor of a saved or a running state, whole by its shape, read in parts.
+    """One tensor of a saved or running state, with its whole shape, which is read in parts.
 
     Attributes:
         shape: of the whole tensor, never padded or flattened.
         dtype: of its elements.
-        read: a part -> its elements, contiguous, on the CPU.
-        pieces: the parts in which it is stored, which don't overlap; for a running state those
-            that this process is to save. Reading one of them is cheapest.
+        read: maps a part to its elements, contiguous, on the CPU.
+        pieces: the disjoint parts in which it is stored; for a running state those that this
+            process has to save. Reading exactly one piece is cheapest.
     """
 
     shape: tuple[int, ...]
@@ -30,7 +30,7 @@ class StoredTensor:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "StoredTensor":
-        """A CPU tensor that is in memory already."""
+        """A stored tensor for a CPU tensor that is in memory already."""
         box = whole_box(tensor.shape)
         return cls(
             shape=tuple(tensor.shape),
@@ -41,11 +41,17 @@ class StoredTensor:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    def as_dtype(self, dtype: torch.dtype) -> "StoredTensor":
+        """The tensor, cast while it is read if it is floating; integers stay as they are."""
+        if not self.dtype.is_floating_point or self.dtype == dtype:
+            return self
+        return replace(self, dtype=dtype, read=lambda box: self.read(box).to(dtype).contiguous())
+
     def whole(self) -> torch.Tensor:
-        """All of it, `[*shape]` on the CPU."""
+        """The whole tensor, `[*shape]` on the CPU."""
         return self.read(whole_box(self.shape))
 
 
@@ -54,28 +60,28 @@ RESET_AT = "reset_at"
 
 @dataclass(frozen=True, kw_only=True)
 class HostState:
-    """What of a run is no tensor on the devices. None stands for "the checkpoint doesn't say".
+    """The parts of a run that aren't tensors on the devices; None means that one isn't known.
 
-    Everything in it is written as it is and read without running code: numbers, strings, CPU
-    tensors, and dicts, lists and tuples of them, and what `formats._safe_values` adds.
+    All of it is written as it is and read without running code: numbers, strings, CPU tensors, and
+    dicts, lists and tuples of them, and the values that `formats._safe_values` adds.
 
     Attributes:
         counters: by the names of `spmdzero.engine._counters.Counters`: ``global_steps``, ....
-        applied: updates of the weights, what Adam corrects its bias by.
-        skipped: updates left out for a gradient that was not finite.
-        param_groups: the numbers of each param group (``lr``, ``betas``, ...), under ``"params"``
-            the names of its parameters, in the optimizer's order, and under `RESET_AT` by name
-            the value of `applied` when a parameter's states started anew apart from others'.
+        applied: number of updates of the weights, by which Adam corrects its bias.
+        skipped: number of updates left out because a gradient was not finite.
+        param_groups: the hyperparameters of each param group (``lr``, ``betas``, ...). ``"params"``
+            has the names of its parameters, in the optimizer's order; `RESET_AT` has by name the
+            value of `applied` at which a parameter's states started anew apart from others'.
         scheduler: the schedule's `state_dict()`.
         hold: `ScheduleHold.state_dict()`.
         scaler: the attributes of fp16's `LossScaler` by name.
-        accumulation: what the gradients of an unfinished step need besides ``accumulator/``.
+        accumulation: values that an unfinished step's gradients need besides ``accumulator/``.
         loader: `ZeroDataLoader.state_dict()` of the engine's own loader.
-        rng: generators by name, of the process that saved it.
-        extra: what modules return from `get_extra_state`, by state dict key.
+        rng: states of the saving process's random generators, by name.
+        extra: results of modules' `get_extra_state`, by state dict key.
         excluded: frozen parameters that were left out on purpose.
-        client_state: the caller's.
-        tied: further state dict key of a tied parameter -> the one it is saved under.
+        client_state: the caller's state.
+        tied: further state dict key of a tied parameter -> the key under which it is saved.
     """
 
     counters: Mapping[str, int] = field(default_factory=dict)
@@ -96,7 +102,7 @@ class HostState:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingState:
-    """A run at one moment, in no way tied to a mesh, a ZeRO stage or a file format.
+    """A run at one moment, independent of mesh, ZeRO stage and file format.
 
     Attributes:
         tensors: by the names of `Engine.named_tensors`:
@@ -109,10 +115,6 @@ class TrainingState:
               or 0-dim for a slot that is a scalar;
             - ``accumulator/<name>``: only within a step: ``[rows, *shape]`` summands of the
               gradient so far, times ``accumulation["unit"]``.
-        host: everything else.
-        source: where it came from, for messages.
-        check: parts by tensor name -> raises SpmdZeroCheckpointError unless each of them can be
-            read as it was written.
     """
 
     tensors: Mapping[str, StoredTensor]
@@ -121,13 +123,13 @@ class TrainingState:
     check: Callable[[Mapping[str, Iterable[Box]]], None] = lambda parts: None
 
     def checked(self) -> "TrainingState":
-        """The same, all of whose tensors were checked."""
+        """This state, after checking all of its tensors."""
         self.check({name: tensor.pieces for name, tensor in self.tensors.items()})
         return self
 
 
 def in_memory(state: TrainingState) -> TrainingState:
-    """A copy of this process's part of a state that shares nothing with what it was read from."""
+    """A copy of this process's part of a state, which shares nothing with its source."""
 
     def copied(tensor: StoredTensor) -> StoredTensor:
         held = {box: tensor.read(box).clone() for box in tensor.pieces}

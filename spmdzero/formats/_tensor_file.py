@@ -1,4 +1,4 @@
-"""A safetensors file, written tensor by tensor: the library wants them all in memory at once.
+"""Safetensors files written tensor by tensor, while the library needs all tensors in memory.
 
 The format: 8 bytes little-endian length, that much JSON, the tensors' bytes
 (https://github.com/huggingface/safetensors#format).
@@ -34,13 +34,13 @@ DTYPES = {code: dtype for dtype, code in CODES.items()}
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One tensor to be written.
+    """A tensor, or a part of one, that is to be written.
 
     Attributes:
         key: its name in the file.
-        box: which part of the tensor that `read` reads it is.
+        box: the part of the tensor that is written.
         dtype: of its elements.
-        read: the part -> its elements.
+        read: maps the part to its elements.
     """
 
     key: str
@@ -50,19 +50,19 @@ class Entry:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
         return math.prod(box_shape(self.box)) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorFile:
-    """What a finished file holds.
+    """A finished file.
 
     Attributes:
         size: in bytes.
-        header: the checksum of all bytes before the first tensor's.
-        header_size: their number.
-        places: of each entry, in order, the offset of its first byte and its checksum.
+        header: the checksum of all bytes before the first tensor.
+        header_size: the number of these bytes.
+        places: for each entry, in order, the offset of its first byte and its checksum.
     """
 
     size: int
@@ -72,18 +72,18 @@ class TensorFile:
 
 
 def write_tensors(path: Path, entries: Sequence[Entry], *, metadata: dict[str, str]) -> TensorFile:
-    """Writes the file; one entry after the other is read and dropped.
+    """Writes the file; entries are read and dropped one after the other.
 
     Raises:
         OSError: as `appearing`.
-        SpmdZeroUsageError: a dtype that safetensors has no code for.
+        SpmdZeroUsageError: safetensors has no code for a dtype.
     """
     header = _header(entries, metadata)
     places: list[tuple[int, str]] = []
     with appearing(path) as file:
         file.write(header)
         for entry in entries:
-            # numpy has no bfloat16.
+            # View the bytes, because NumPy has no bfloat16.
             flat = entry.read(entry.box).contiguous().reshape(-1).view(torch.uint8)
             data = flat.numpy().data
             places.append((file.size, checksum(data)))

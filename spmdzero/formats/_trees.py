@@ -1,4 +1,4 @@
-"""A caller's own values, such as a client state: what becomes of each value inside of them."""
+"""Copies of a caller's own nested values, such as a client state, with each leaf mapped."""
 
 import argparse
 import collections
@@ -11,15 +11,15 @@ import torch
 
 _ATTRIBUTES = (argparse.Namespace, types.SimpleNamespace)
 _DICTS = {dict: dict, collections.OrderedDict: collections.OrderedDict}
-# A default is a function, which no checkpoint holds.
+# The default of a defaultdict is a function, which no checkpoint holds.
 _DICTS |= {collections.Counter: collections.Counter, collections.defaultdict: dict}
 
 
 def mapped(tree: Any, leaf: Callable[[Any], Any]) -> Any:
-    """A copy of a tree of plain containers, each of whose values is what `leaf` makes of it.
+    """A copy of a tree of plain containers, with each leaf replaced by the result of `leaf`.
 
-    Dicts, lists, tuples, sets and namespaces are followed, by their exact types; what occurs twice,
-    or contains itself, does so in the copy. A defaultdict becomes a dict.
+    It enters dicts, lists, tuples, sets and namespaces of exactly these types. Objects that occur
+    twice, or contain themselves, do so in the copy, too. A defaultdict becomes a dict.
     """
     return _Mapping(leaf).of(tree)
 
@@ -41,7 +41,7 @@ class _Mapping:
             for key, item in value.items():
                 made[self.of(key)] = self.of(item)
             if kind is collections.OrderedDict:
-                # A module's state dict keeps its version there.
+                # A module's state dict keeps its version in its attributes.
                 vars(made).update(self.of(vars(value)))
             return made
         if kind is list:
@@ -58,9 +58,9 @@ class _Mapping:
 
 
 def portable(tree: Any) -> Any:
-    """The same values, on the host, as another process reads them: numpy's numbers as Python's.
+    """A copy of the values for another process: tensors on the CPU, NumPy's numbers as Python's.
 
-    Tensors on the devices become copies on the CPU; those that are there already are not copied.
+    Tensors on the devices become copies on the CPU; those on the CPU are not copied.
     """
     return mapped(tree, _portable)
 

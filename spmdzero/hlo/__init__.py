@@ -1,4 +1,4 @@
-"""Optimised HLO as text, read: its instructions, collectives, matrix products and memory."""
+"""Reading optimised HLO as text: instructions, collectives, matrix products and memory."""
 
 from spmdzero.hlo._collectives import Collective, read_collectives
 from spmdzero.hlo._cycles import Kernel, Operation, each_operation, read_schedule

@@ -1,4 +1,4 @@
-"""The collectives of a compiled program: what each moves, how far, and for which tensor."""
+"""The collectives of a compiled program: the bytes and distance of each, and its tensor."""
 
 import math
 import re
@@ -24,24 +24,25 @@ class Collective:
         kind: ``all-reduce``, ``reduce-scatter``, ``all-gather``, ``all-to-all`` or
             ``collective-permute``. libtpu's ``all-reduce-scatter`` fusion is a reduce-scatter.
         dtype: element type as HLO spells it. XLA's CPU compiler widens bf16 collectives to f32.
-        shape: shape on one device of the unsharded side: what goes into an all-reduce, a
-            reduce-scatter, an all-to-all or a permute, what comes out of an all-gather.
+        shape: shape on one device of the unsharded side: the input of an all-reduce, a
+            reduce-scatter, an all-to-all or a permute, the output of an all-gather.
         bytes: size of that shape, bytes per device.
         wire_bytes: what one device sends in a ring of N, rounded down, bytes per device:
             ``bytes`` times 2(N-1)/N for an all-reduce, 1 for a permute, (N-1)/N for the others.
         host_bytes: what one host sends to others, bytes per host, where a ring leaves each host
             once; 0 on one host.
         group_size: N, the number of devices that take part together.
-        scattered: each device keeps only its part of the sum: a reduce-scatter, or an all-reduce
-            that is read only through the slice that the device's own index selects.
-        asynchronous: the compiler split it into a start and an end, with other work between.
-        in_loop: it runs once for each turn of a while loop; the bytes are those of one turn.
-        turns: how often one run of the program runs it: 1 outside of loops.
+        scattered: whether each device keeps only its part of the sum, as in a reduce-scatter, or an
+            all-reduce that is read only through the slice that the device's own index selects.
+        asynchronous: whether the compiler split it into a start and an end, with other work
+            between.
+        in_loop: whether it runs once per turn of a while loop; the bytes are those of one turn.
+        turns: number of times that one run of the program runs it; 1 outside of loops.
         role: the tag's role (``gradient``, ``parameter``, ``loss``, ``norm``, ``direction``,
             ``update``), "" without a tag.
         tensor: the tag's tensor, "" if the tag has none.
         op_name: ``metadata={op_name=...}`` of the instruction.
-        source: ``file:line`` that traced it, as far as the metadata tells; "" otherwise.
+        source: ``file:line`` that traced it, "" if the metadata doesn't tell.
     """
 
     kind: str
@@ -62,12 +63,12 @@ class Collective:
 
     @property
     def is_scalar(self) -> bool:
-        """Whether one element moves."""
+        """Whether the collective moves a single element."""
         return math.prod(self.shape) == 1
 
     @property
     def kind_and_slice(self) -> str:
-        """The kind; of a sum of which each device keeps its part ``all-reduce + slice``."""
+        """The kind; ``all-reduce + slice`` if each device keeps its part of an all-reduce."""
         return "all-reduce + slice" if self.scattered and self.kind == "all-reduce" else self.kind
 
 
@@ -77,10 +78,10 @@ def read_collectives(
     """Each collective in the text's order; a combined one has an entry for each of its tensors.
 
     Args:
-        module: optimised and partitioned.
-        outputs: the program's outputs in order, such as ``"parameter/wte.weight"``: they name
-            collectives of which the compiler kept no name.
-        hosts: over which the program's devices are spread evenly, one host's after another's.
+        module: an optimised and partitioned module.
+        outputs: the program's outputs in order, such as ``"parameter/wte.weight"``: they identify
+            collectives for which the compiler kept no name.
+        hosts: number of hosts, over which the devices are spread evenly, host after host.
 
     Raises:
         SpmdZeroUsageError: the text does not say how many devices a collective spans.
@@ -94,16 +95,16 @@ def read_collectives(
 
 
 def _goes_on(module: Module, instruction: Instruction) -> bool:
-    """Whether it is a later part of a transfer that another instruction starts.
+    """Whether `instruction` is a later part of a transfer that another one starts.
 
-    Where libtpu fuses a transfer with the compute that hides it, the text has the collective in the
-    fusion that starts it, in each that computes meanwhile, and in the one that ends it.
+    Where libtpu fuses a transfer with the compute that hides it, the text repeats the collective in
+    the fusion that starts it, in each fusion that computes meanwhile, and in the one that ends it.
     """
     return "chain_id=" in instruction.attributes and not module.starts_chain(instruction)
 
 
 def _ends_of_chains(module: Module) -> dict[str, Instruction]:
-    """Channel of a transfer that libtpu fuses with others -> the fusion that ends it."""
+    """Maps the channel of a transfer that libtpu fuses with others to the fusion that ends it."""
     ends: dict[str, Instruction] = {}
     for instruction in module.instructions():
         if 'custom_call_target="AsyncCollectiveDone"' in instruction.attributes:
@@ -125,7 +126,7 @@ def _of_each_operand(
     fused = instruction.computation.startswith("all-reduce-scatter")
     size = group_size(module, instruction)
     operands = module.operands(instruction)
-    # Of a chain of fusions the last has the result, and the name under which it was traced.
+    # The last fusion of a chain has the result, and the name under which it was traced.
     held = instruction
     if module.starts_chain(instruction) and (found := _CHANNEL.search(instruction.attributes)):
         held = ends.get(found[1], instruction)
@@ -142,7 +143,8 @@ def _of_each_operand(
         role, tensor = tag_of(module, held, traced, operand, element, outputs)
         if not traced.op_name and kind in _SUMS and math.prod(payload.dims) > 1:
             role, tensor = gradient_by_use(module, held, element) or (role, tensor)
-            # A micro-batch's gradients are handed out as what they are added to.
+            # A micro-batch's gradients leave the program as the accumulators to which they are
+            # added.
             role = "gradient" if role == "accumulator" else role
         wire = _wire_bytes(shown, payload.bytes, size)
         yield Collective(

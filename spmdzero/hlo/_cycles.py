@@ -1,4 +1,4 @@
-"""The operations of a compiled program in the order in which they run, with what each costs."""
+"""The operations of a compiled program in the order in which they run, and their costs."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -11,30 +11,30 @@ from spmdzero.hlo._text import parse
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _KERNEL = 'custom_call_target="tpu_custom_call"'
-# Pallas writes an author's own count into the call's configuration, with numbers as JSON has them.
+# Pallas writes the author's own cost into the call's configuration, with numbers as in JSON.
 _STATED = re.compile(r'"cost_estimate":\s*\{([^}]*)\}')
 _SAID = re.compile(r"kernel_metadata=\{(.*?)\}\}")
 _NUMBER = re.compile(r'"(\w+)":\s*"?(-?\d+)')
-# Transfers that libtpu fuses with other work are told apart by their channels.
+# libtpu's transfers that are fused with other work are identified by their channels.
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 _CHAIN_START, _CHAIN_END = (f'custom_call_target="AsyncCollective{x}"' for x in ("Start", "Done"))
-# A dot's batch dims; libtpu's spelling of them: as many places as the window has, all but one of
-# them zeros.
+# A dot's batch dims. libtpu spells them as a window of as many places, in which all but one are
+# zeros.
 _BATCH = re.compile(r"\blhs_batch_dims=\{\d|\bwindow=\{size=(\d+)\b[^}]*\blhs_dilate=\1\b")
 _PRODUCTS = frozenset({"dot", "convolution"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """A Pallas kernel: code that the TPU's compiler takes as it is, and estimates nothing of.
+    """A Pallas kernel: code that the TPU's compiler takes as it is, without an estimate.
 
     Attributes:
         name: the name of its call, which begins with the kernel's.
         operands: the arrays that one call reads, shapes on one device.
         results: the arrays that one call writes.
-        flops: operations of one call by its author's count; None where he gave none.
-        bytes_accessed: bytes that one call reads and writes, likewise.
-        said: what its author wrote beside it, such as the sizes of its blocks, as JSON.
+        flops: the author's number of operations of one call; None if he gave none.
+        bytes_accessed: the author's number of bytes that one call reads and writes, or None.
+        said: the author's notes, such as sizes of blocks, as JSON.
     """
 
     name: str
@@ -50,21 +50,21 @@ class Operation:
     """One operation of a schedule.
 
     Attributes:
-        name: its name in the text.
+        name: of the operation in the text.
         opcode: as HLO spells it.
-        op_names: its own ``op_name``, then those of what is fused into it, then those of the loops
-            and calls that it runs in, the innermost first.
-        opcodes: its own opcode and those of what is fused into it.
+        op_names: its own ``op_name``, then those of the operations fused into it, then those of the
+            loops and calls around it, the innermost first.
+        opcodes: its own opcode and those of the operations fused into it.
         products: the ``op_name`` of each dot and convolution among these.
-        batched: whether one of them multiplies matrices of a batch, each with its own.
+        batched: whether one of them multiplies a batch of matrices, each with its own.
         source: ``file:line`` that traced it, "" if the text doesn't tell.
-        cycles: the compiler's estimate of one run; None where it wrote none.
-        wire_bytes: what one device sends in one run, bytes, as `Collective` counts them.
+        cycles: the compiler's estimate for one run; None if it wrote none.
+        wire_bytes: bytes that one device sends in one run, as in `Collective`.
         kernel: the kernel that it calls, None if it calls none.
-        asynchronous: it only starts its transfer, which another operation `ends`.
-        ends: the operation whose transfer it waits for, by name; "" if it waits for none.
-        bodies: what it runs, where its time is theirs: a loop's body, each branch of a condition.
-        trips: how often they run in one run of it; 1 for a loop whose turns nobody knows.
+        asynchronous: whether it only starts a transfer, which another operation `ends`.
+        ends: name of the operation whose transfer it waits for; "" if it waits for none.
+        bodies: the operations that take its time: a loop's body, or each branch of a condition.
+        trips: how often the bodies run in one run of it; 1 for a loop of unknown length.
     """
 
     name: str
@@ -86,12 +86,12 @@ class Operation:
 def read_schedule(hlo: str) -> tuple[Operation, ...]:
     """The operations of an optimised program's entry computation, in the order in which they run.
 
-    libtpu estimates the cycles of what it compiles, ``estimated_cycles`` in the text: the memory's
-    time included, and neither kernels nor collectives. XLA's CPU compiler writes no estimates.
+    libtpu estimates the cycles of its own code, as ``estimated_cycles`` in the text. They
+    include memory's time, but neither kernels nor collectives. XLA's CPU compiler estimates none.
 
     Raises:
-        SpmdZeroUsageError: the text is not a whole HLO module, or it does not say how many devices
-            a collective spans.
+        SpmdZeroUsageError: the text is not a whole HLO module, or doesn't say how many devices a
+            collective spans.
     """
     module = parse(hlo)
     wire: dict[tuple[str, str], int] = {}
@@ -103,7 +103,7 @@ def read_schedule(hlo: str) -> tuple[Operation, ...]:
 def each_operation(
     schedule: Sequence[Operation], *, runs: int = 1
 ) -> Iterator[tuple[Operation, int]]:
-    """Every operation that has a time of its own, and how often one run of the program runs it."""
+    """Each operation that takes time itself, and how often it runs in one run of the program."""
     for operation in schedule:
         if not operation.bodies:
             yield operation, runs
@@ -117,7 +117,7 @@ class _Schedule:
         self._started: dict[str, str] = {}
 
     def of(self, computation: str, around: tuple[str, ...] = ()) -> tuple[Operation, ...]:
-        """The operations of one computation; `around` has the names of what it runs in."""
+        """The operations of one computation; `around` has the names of the operations around it."""
         found = self._module.computations[computation].values()
         return tuple(self._operation(instruction, around) for instruction in found)
 
@@ -147,7 +147,7 @@ class _Schedule:
         )
 
     def _transfer(self, instruction: Instruction, fused: list[Instruction]) -> tuple[bool, str]:
-        """Whether an operation only starts a transfer, and whose it waits for."""
+        """Whether an operation only starts a transfer, and the start that it waits for."""
         if instruction.opcode.endswith("-start"):
             return True, ""
         if instruction.opcode.endswith("-done"):
@@ -161,14 +161,14 @@ class _Schedule:
         return starts, ends if ended else ""
 
     def _entered(self, instruction: Instruction) -> tuple[str, ...]:
-        """The computations whose operations have the instruction's time."""
+        """The computations whose operations take the instruction's time."""
         if instruction.opcode == "while":
             found = re.search(r"\bbody=%([\w.\-]+)", instruction.attributes)
             return (found[1],) if found else ()
         return instruction.called if instruction.opcode in ("call", "conditional") else ()
 
     def _fused(self, instruction: Instruction) -> Iterator[Instruction]:
-        """What the instruction runs as a part of itself, a reduction's scalar function left out."""
+        """The instructions that run as a part of this one, without the function of a reduction."""
         if instruction.opcode in ("fusion", "async-start", "custom-call"):
             for name in instruction.called:
                 for inner in self._module.computations[name].values():

@@ -1,4 +1,4 @@
-"""Which devices take part in a collective together, and what leaves their hosts."""
+"""The groups of devices in a collective, and the bytes that leave their hosts."""
 
 import functools
 import math
@@ -11,10 +11,10 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.hlo._module import Instruction, Module
 
 _LISTED = re.compile(r"\breplica_groups=\{(\{[\d,{}\s]*\})\}")
-# An array of all devices in order, brought into a shape, transposed, and cut into groups.
+# An array of all devices in order, reshaped, transposed, and cut into groups.
 _COUNTED = re.compile(r"\breplica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-# A mesh, and the axes of it over which a group goes: how newer compilers name groups that they
-# cut themselves.
+# A mesh, and the mesh axes that a group spans: newer compilers write the groups that they make
+# themselves in this form.
 _AXES = re.compile(r"\breplica_groups=mesh\[([^\]]*)\] \{('[^':{}]*'(?:,'[^':{}]*')*)\}")
 _AXIS = re.compile(r"'([^']*)'=(\d+)")
 _NONE = "replica_groups={}"
@@ -27,20 +27,20 @@ Groups = tuple[tuple[int, ...], ...]
 def groups_of(module: Module, collective: Instruction) -> Groups:
     """The devices of each group, by their places in the program's own order.
 
-    Of a ``collective-permute`` the pairs of source and target.
+    For a ``collective-permute`` these are the pairs of source and target.
 
     Raises:
-        SpmdZeroUsageError: all devices take part and the header doesn't count them, or the groups
-            are written in a way that is not known here.
+        SpmdZeroUsageError: all devices take part and the header doesn't count them, or the form
+            of the groups is not known here.
     """
     return groups_in(collective.attributes) or (tuple(range(_devices(module, collective))),)
 
 
 def groups_in(text: str) -> Groups:
-    """The groups that the text of a collective lists; none where all devices take part.
+    """The groups that the text of a collective lists; empty where all devices take part.
 
     Raises:
-        SpmdZeroUsageError: they are written in a way that is not known here.
+        SpmdZeroUsageError: the form of the groups is not known here.
     """
     if pairs := _PAIRS.search(text):
         return _listed(pairs[1] + "}")
@@ -60,7 +60,7 @@ def groups_in(text: str) -> Groups:
 
 
 def group_size(module: Module, collective: Instruction) -> int:
-    """How many devices take part together; all that are in a pair of a ``collective-permute``.
+    """Number of devices that take part together; for a ``collective-permute`` those in a pair.
 
     Raises:
         SpmdZeroUsageError: as `groups_of`.
@@ -83,17 +83,17 @@ def _devices(module: Module, collective: Instruction) -> int:
 def sent_by_a_host(
     module: Module, collective: Instruction, *, kind: str, payload: int, wire: int, hosts: int
 ) -> int:
-    """What the host that sends most of a collective sends to other hosts, bytes.
+    """The most bytes of a collective that one host sends to other hosts.
 
-    A ring visits one host after another, so of each group one of a host's devices sends to
-    another host, whatever a device of that ring sends. In an all-to-all each device sends each
-    other one its part.
+    A ring visits one host after another: in each group one device of a host sends to another
+    host, the same number of bytes as any device of the ring. In an all-to-all each device sends
+    its part to each other device.
 
     Args:
         kind: of the collective.
         payload: `Collective.bytes`.
         wire: `Collective.wire_bytes`.
-        hosts: over which the devices are spread evenly, one host's after another's.
+        hosts: number of hosts, over which the devices are spread evenly, host after host.
     """
     if hosts == 1:
         return 0

@@ -1,4 +1,4 @@
-"""How often a compiled loop turns."""
+"""The number of turns of a compiled loop."""
 
 import re
 from collections.abc import Iterator
@@ -7,16 +7,16 @@ from spmdzero.hlo._module import Instruction, Module
 
 _TOLD = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _NUMBER = re.compile(r"-?\d+")
-# What stands between a counter and the constant that it starts from, and makes nothing new of it.
+# Instructions between a counter and its initial constant that don't change the value.
 _SAME = frozenset({"copy", "bitcast", "convert", "copy-done", "copy-start"})
 
 
 def turns(module: Module, loop: Instruction) -> int:
-    """How often one run of a while instruction goes through its body; 1 where nothing tells.
+    """Number of turns of a while instruction in one run; 1 where nothing tells it.
 
-    XLA's CPU compiler writes it down. libtpu doesn't: there it is read from a condition that
+    XLA's CPU compiler writes the number. libtpu doesn't: there it is read from a condition that
     compares a counter with a constant, as a scan's does, in one word or in two. Such a counter
-    goes up by one.
+    increases by one.
     """
     if told := _TOLD.search(loop.attributes):
         return int(told[1])

@@ -1,4 +1,4 @@
-"""The matrix multiplications and convolutions of a compiled program, and their operations."""
+"""The matrix products and convolutions of a compiled program, and their operations."""
 
 import functools
 import re
@@ -12,7 +12,7 @@ from spmdzero.hlo._text import parse
 
 _CONTRACTED = re.compile(r"\blhs_contracting_dims=\{([\d,]*)\}")
 _LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")
-# What moves elements and leaves them as they are.
+# Opcodes that move elements without changing them.
 _REARRANGES = ("bitcast", "copy", "reshape", "transpose")
 _WINDOW = re.compile(r"\bwindow=\{([^}]*)\}")
 
@@ -22,9 +22,9 @@ class Matmul:
     """One dot or convolution of the program that each device runs.
 
     Attributes:
-        op_name: scopes under which it was traced, and its operation.
+        op_name: the scopes under which it was traced, and its operation.
         macs: multiply-accumulate operations of one device in one run of the program; a loop counts
-            as often as the compiler knows it to run.
+            as often as it is known to run.
     """
 
     op_name: str
@@ -34,13 +34,13 @@ class Matmul:
 def read_matmuls(hlo: str, *, exact: bool = False) -> tuple[Matmul, ...]:
     """Every dot and convolution of an optimised, partitioned HLO module's text.
 
-    What XLA turned into other operations, such as a product with a vector of one element, is not
-    among them.
+    Products that XLA turned into other operations, such as one with a vector of one element, are
+    missing.
 
     Args:
-        exact: leave out products with the zeros that padding puts in. libtpu writes batched matrix
-            products as convolutions that are mostly such zeros. Without it they count, as
-            DeepSpeed's profiler and others count a model's convolutions.
+        exact: leave out products with zeros of padding. libtpu writes batched matrix products as
+            convolutions that are mostly such zeros. By default they count, as DeepSpeed's
+            profiler and others count a model's convolutions.
     """
     return tuple(_matmuls(parse(hlo), exact=exact))
 
@@ -58,9 +58,9 @@ def _matmuls(module: Module, *, exact: bool) -> Iterator[Matmul]:
 
 
 def _op_name(module: Module, instruction: Instruction) -> str:
-    """Its scopes; those of who reads it where XLA wrote it anew, without a name.
+    """The instruction's scopes, or a reader's if XLA rewrote it without a name.
 
-    XLA does so for a convolution with one output position. Its own bias is the first to read it.
+    XLA does so for a convolution with one output position, which its own bias is the first to read.
     """
     if instruction.op_name:
         return instruction.op_name
@@ -75,15 +75,15 @@ def _op_name(module: Module, instruction: Instruction) -> str:
 def _macs(module: Module, instruction: Instruction) -> int:
     left, right = (operand.shapes[0].dims for operand in module.operands(instruction))
     if instruction.opcode == "convolution" and "lhs_dilate=" in instruction.attributes:
-        # Strided and transposed: each element of the operand meets the kernel once. What lies
-        # between them is zeros.
+        # Strided and transposed: each element of the operand meets the kernel once. Between the
+        # elements there are only zeros.
         operand, _, _ = _labels(instruction)
         return prod(left) // left[operand.index("f")] * prod(right)
     return prod(instruction.shapes[0].dims) * _summands(module, instruction)
 
 
 def _summands(module: Module, instruction: Instruction) -> int:
-    """Products that are summed into one element of the result."""
+    """Number of products that are summed into one element of the result."""
     left, right = (operand.shapes[0].dims for operand in module.operands(instruction))
     if instruction.opcode == "dot":
         found = _CONTRACTED.search(instruction.attributes)
@@ -94,9 +94,9 @@ def _summands(module: Module, instruction: Instruction) -> int:
 
 
 def _labels(convolution: Instruction) -> tuple[str, str, str]:
-    """Of operand, kernel and result a letter or a digit for each dim."""
+    """For operand, kernel and result the labels of their dims, letters or digits."""
     found = _LABELS.search(convolution.attributes)
-    # A convolution without labels has none to sum over but its kernel: HLO always prints them.
+    # HLO always prints labels, except for a convolution that sums over nothing but its kernel.
     assert found is not None, convolution.attributes
     return found[1], found[2], found[3]
 
@@ -130,9 +130,9 @@ def _pairs(
     operand: int, result: int, kernel: int, *, stride: int, before: int, spread: int,
     kernel_spread: int,
 ) -> int:  # fmt: skip
-    """Pairs of a position of the result and one of the kernel that meet an element of the operand.
+    """Number of pairs of positions in result and kernel that meet an element of the operand.
 
-    One spatial dim; the arguments are its length in each, and what HLO's window says of it.
+    It is for one spatial dim; the arguments are its three lengths, and the values of HLO's window.
     """
     return sum(
         0 <= place < operand * spread and place % spread == 0

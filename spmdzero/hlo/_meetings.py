@@ -1,4 +1,4 @@
-"""What the hosts of a program do together, in its order: elsewhere they don't meet."""
+"""The collectives between a program's hosts in order: the only places where hosts meet."""
 
 import re
 
@@ -14,15 +14,15 @@ _PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
 
 
 def between_hosts(text: str, *, hosts: int) -> tuple[str, ...]:
-    """Of each collective over devices of several hosts what it is, in the program's order.
+    """A text for each collective over devices of several hosts, in the program's order.
 
-    Two programs that differ here can't run together: a host would wait for what the other never
-    sends, or take another tensor for the one that it asks for.
+    Programs that differ in these can't run together: a host would wait for a tensor that another
+    one never sends, or take a different tensor for the one that it expects.
 
     Args:
-        text: of an optimised, partitioned module. Only the lines of collectives are read, as a
-            program's whole text takes seconds to parse.
-        hosts: over which the devices are spread evenly, one host's after another's.
+        text: of an optimised, partitioned module. Only the lines of collectives are read, as
+            parsing a program's whole text takes seconds.
+        hosts: number of hosts, over which the devices are spread evenly, host after host.
     """
     found = _PARTITIONS.search(text[: text.find("\n")])
     devices = int(found[1]) if found else 1

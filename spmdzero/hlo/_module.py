@@ -1,9 +1,9 @@
-"""One optimised HLO module as a graph: instructions, their uses, their callers."""
+"""An optimised HLO module as a graph: instructions, uses and callers."""
 
 import re
 from collections import deque
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
@@ -14,22 +14,32 @@ _CALLED = re.compile(
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _SOURCE = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
 _ALIAS = re.compile(r"\{[\d, ]*\}: \((\d+), \{([\d, ]*)\}")
-# The caller hands its operands to the called computation's parameters one by one, and takes its
-# root as its own value; a while, a reduce or a sort does not.
+# The same, for an output that is an element of the program's tuple.
+_ALIASED_OUTPUT = re.compile(r"\{(\d+)\}: \(\d+, \{[\d, ]*\}")
+# In these calls each operand is the value of a parameter, and the called computation's root is the
+# value of the call. In a while, a reduce or a sort this doesn't hold.
 _TRANSPARENT_CALLS = frozenset({"fusion", "call", "async-start"})
 
-# What stands between a collective and the rest: the slice of a fused reduce-scatter, the end of
-# an async pair, a layout change.
+# Instructions between a collective and its readers: the slice of a fused reduce-scatter, the end of
+# an async pair, a change of layout.
 _HANDS_ON = frozenset({"dynamic-slice", "bitcast", "copy", "async-done"})
 _HANDS_ON |= {"all-reduce-done", "all-gather-done", "collective-permute-done"}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One array of HLO: element type as HLO spells it (``f32``, ``bf16``, ``pred``) and dims."""
+    """One array of HLO.
+
+    Attributes:
+        dtype: as HLO spells it (``f32``, ``bf16``, ``pred``).
+        dims: its size along each dim.
+        on_host: whether it is in the host's memory, ``S(5)`` in a layout; shapes are compared
+            without this.
+    """
 
     dtype: str
     dims: tuple[int, ...]
+    on_host: bool = field(default=False, compare=False)
 
     @property
     def bytes(self) -> int:
@@ -55,18 +65,18 @@ class Instruction:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What no other instruction of the module has."""
+        """A key that no other instruction of the module has."""
         return self.computation, self.name
 
     @property
     def op_name(self) -> str:
-        """The ``metadata={op_name=...}``, or an empty string."""
+        """The ``op_name`` of the metadata, or an empty string."""
         found = _OP_NAME.search(self.attributes)
         return found[1] if found else ""
 
     @property
     def source(self) -> str:
-        """The ``file:line`` that traced it, or an empty string."""
+        """The ``file:line`` that traced the instruction, or an empty string."""
         found = _SOURCE.search(self.attributes)
         return f"{found[1]}:{found[2]}" if found else ""
 
@@ -80,14 +90,14 @@ class Instruction:
 
     @property
     def element(self) -> int | None:
-        """The index of a get-tuple-element, else None."""
+        """The index of a get-tuple-element, None for other instructions."""
         found = re.search(r"\bindex=(\d+)", self.attributes)
         return int(found[1]) if self.opcode == "get-tuple-element" and found else None
 
 
 @dataclass(frozen=True)
 class Use:
-    """Who reads a value, and as which operand; ``user`` is None where it leaves the program."""
+    """A reader of a value, None for the program's output, and the operand that it reads."""
 
     user: Instruction | None
     position: int
@@ -113,6 +123,11 @@ class Module:
         return len(set(_ALIAS.findall(self.header)))
 
     @property
+    def aliased_outputs(self) -> tuple[int, ...]:
+        """Indices of outputs that reuse an input's buffer, in a program that returns a tuple."""
+        return tuple(map(int, _ALIASED_OUTPUT.findall(self.header)))
+
+    @property
     def parameters(self) -> int:
         """Number of inputs of the entry computation."""
         return len(self._parameters[self.entry])
@@ -132,7 +147,7 @@ class Module:
         return tuple(self._callers.get(computation, ()))
 
     def sources(self, instruction: Instruction) -> tuple[Instruction, ...]:
-        """Where a value comes from, one step back, seen through the border of a fusion."""
+        """The sources of a value, one step back, seen through the border of a fusion."""
         if instruction.opcode == "parameter":
             index = int(instruction.arguments)
             return tuple(
@@ -144,7 +159,7 @@ class Module:
         return (*inside, *self.operands(instruction))
 
     def uses(self, instruction: Instruction, element: int | None = None) -> Iterator[Use]:
-        """Who reads a value (or one element of a tuple), seen through tuples and fusion borders."""
+        """The readers of a value (or a tuple's element), seen through tuples and fusion borders."""
         for user, position in self._users.get(instruction.key, ()):
             if user.opcode == "get-tuple-element":
                 if element is None or user.element == element:
@@ -169,8 +184,8 @@ class Module:
     def taken_out(self, instruction: Instruction, element: int | None) -> Iterator[Instruction]:
         """The instructions that hand on a value (or one element of a tuple) unchanged or sliced.
 
-        They are get-tuple-elements, and the fusion or async pair whose only result it is. The
-        compiler leaves each of them the metadata of its tensor when it combines collectives.
+        They are get-tuple-elements, and a fusion or async pair with this as its only result. When
+        the compiler combines collectives, each of these keeps the metadata of its tensor.
         """
         for user, position in self._users.get(instruction.key, ()):
             if user.opcode == "get-tuple-element":
@@ -190,7 +205,7 @@ class Module:
                     yield from self.taken_out(caller, element)
 
     def origin(self, value: Instruction, *, through: Collection[str]) -> Iterator[Instruction]:
-        """A value; while its opcode is one of `through`, what its first operand is, and so on."""
+        """Yields a value; while its opcode is in `through`, continues with its first operand."""
         seen = set[tuple[str, str]]()
         while value.key not in seen:
             seen.add(value.key)
@@ -203,7 +218,7 @@ class Module:
     def readers(
         self, value: Instruction, element: int | None = None, *, through: Collection[str]
     ) -> Iterator[Use]:
-        """`uses`, then those of what the users with an opcode in `through` make, nearest first."""
+        """The uses, and those of the users whose opcode is in `through`, nearest first."""
         pending, seen = deque(self.uses(value, element)), set[tuple[str, str]]()
         while pending:
             use = pending.popleft()
@@ -215,7 +230,7 @@ class Module:
                 pending.extend(self.uses(use.user, place))
 
     def asynchronous(self, instruction: Instruction) -> bool:
-        """Whether other work may run between its start and its end."""
+        """Whether other work may run between the start and the end of a collective."""
         return (
             instruction.opcode.endswith("-start")
             or self._is_within(instruction.computation, "async-start")
@@ -223,7 +238,7 @@ class Module:
         )
 
     def starts_chain(self, instruction: Instruction) -> bool:
-        """Whether it is the start of a transfer that libtpu fuses with other work."""
+        """Whether the instruction starts a transfer that libtpu fuses with other work."""
         return any(
             'custom_call_target="AsyncCollectiveStart"' in user.attributes
             for user, _ in self._users.get(instruction.key, ())

@@ -1,4 +1,4 @@
-"""Which tensor of ZeRO a collective serves, read from names in and around it."""
+"""The tensor of ZeRO that a collective serves, read from names in and around it."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -7,13 +7,13 @@ from spmdzero.hlo._module import Instruction, Module
 
 # A scope named zero.gradient/layer.weight reaches HLO as zero.gradient/layer.weight.<number>/<op>.
 _TAG = re.compile(r"(?:^|/)zero\.([a-z_]+)(?:/(.+?))?\.\d+(?=/|$)")
-# The collective of an output whose sharding was asked for of the whole program, as newer JAX names
-# it: it says nothing of what the output is.
+# Newer JAX names the collective of an output whose sharding is set for the whole program like this,
+# which doesn't tell the output.
 _OUTPUTS = re.compile(r"jit\(\w+\)/sharding_constraint")
-# Operations that keep each element apart from the others, so a slice after them is a slice before.
+# Operations that treat each element by itself, so that a slice after them could be before them.
 ELEMENTWISE = {"add", "subtract", "multiply", "divide", "convert", "copy", "bitcast", "reshape"}
 ELEMENTWISE |= {"transpose", "all-reduce-done", "async-done"}
-# What the compiler puts around a collective of its own, to move a tensor into another layout.
+# Opcodes that the compiler puts around a collective of its own to change a tensor's layout.
 _LAYOUT = ELEMENTWISE | {"slice", "dynamic-slice", "dynamic-update-slice", "pad", "concatenate"}
 _LAYOUT |= {"select", "copy-start", "copy-done", "collective-permute", "collective-permute-start"}
 _LAYOUT |= {"collective-permute-done", "all-gather-done", "fusion", "get-tuple-element"}
@@ -23,10 +23,10 @@ _LAYOUT |= {"while"}
 
 
 def traced_as(module: Module, instruction: Instruction, element: int | None) -> Instruction:
-    """The instruction whose metadata tells under which name one element was traced.
+    """The instruction whose metadata has the name under which one element was traced.
 
-    A combined collective keeps the metadata of only one of its tensors, and a fused
-    reduce-scatter none; what takes each tensor out of it keeps that tensor's own.
+    A combined collective keeps the metadata of only one of its tensors, and a fused reduce-scatter
+    none. The instruction that takes a tensor out of it keeps that tensor's own.
     """
     candidates = [*module.taken_out(instruction, element)]
     if element is None:
@@ -42,13 +42,13 @@ def tag_of(
     element: int | None,
     outputs: Sequence[str],
 ) -> tuple[str, str]:
-    """Role and tensor that one element of a collective serves, each "" if nothing tells.
+    """The role and the tensor that one element of a collective serves, each "" if unknown.
 
-    Without a tag of its own it is read from the instructions around the element; of a collective
-    that the compiler made for itself, which has no name at all, also from the output that it is.
+    Without a tag of its own, they are read from the instructions around the element. For a
+    collective that the compiler made for itself, without any name, also from the output behind it.
 
     Args:
-        traced: what `traced_as` found.
+        traced: the result of `traced_as`.
         outputs: the program's outputs in order, as ``role/tensor``.
     """
     own = _tag(instruction.op_name)
@@ -70,10 +70,10 @@ def tag_of(
 def gradient_by_use(
     module: Module, instruction: Instruction, element: int | None
 ) -> tuple[str, str] | None:
-    """``gradient`` and its tensor where an element is what an update reads; None where it isn't.
+    """``gradient`` and its tensor if an update reads the element; None if none does.
 
-    A reduce-scatter that the compiler takes apart, to make it asynchronous, loses its name; the
-    norm reads it too, of all gradients. It may be one of several, over a torus's directions.
+    A reduce-scatter that the compiler takes apart, to make it asynchronous, loses its name. The
+    norm reads it, too, of all gradients. It may be one of several, over a torus's directions.
     """
     through = _LAYOUT | {"all-reduce", "reduce-scatter", "custom-call"}
     for use in module.readers(instruction, element, through=through):
@@ -105,7 +105,7 @@ def _tag_by_use(
 def _parameter_by_output(
     module: Module, instruction: Instruction, outputs: Sequence[str]
 ) -> tuple[str, str]:
-    """Of what is handed out as a new parameter, moved at most: a cast's name can be all it has."""
+    """The tag of a value that leaves as a new parameter, moved at most, possibly as a cast."""
     for use in module.readers(instruction, through=_LAYOUT) if outputs else ():
         if use.user is None and outputs[use.position].startswith("parameter/"):
             role, _, tensor = outputs[use.position].partition("/")

@@ -7,7 +7,9 @@ from math import prod
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.hlo._module import Instruction, Module, Shape
 
-_SHAPE = re.compile(r"\b([a-z]+\d*[a-z\d]*)\[([\d,<=]*)\]")
+_SHAPE = re.compile(r"\b([a-z]+\d*[a-z\d]*)\[([\d,<=]*)\](\{[^{}]*\})?")
+# The memory space of the host in a layout (xla/layout.h, kHostMemorySpace).
+_HOST = "S(5)"
 _HEADER = re.compile(r"(?:ENTRY )?%(?P<name>[\w.\-]+) ?\(.*\{\s*$")
 _INSTRUCTION = re.compile(r"\s+(?P<root>ROOT )?%(?P<name>[\w.\-]+) = (?P<rest>.*)$")
 _OPCODE = re.compile(r"\s*(?P<opcode>[a-z][\w\-]*)\(")
@@ -44,7 +46,7 @@ def parse(text: str) -> Module:
 
 
 def _whole_lines(text: str) -> list[str]:
-    """The lines; an instruction is one, which a kernel's own metadata would break off."""
+    """The lines, each instruction as one: a kernel's metadata breaks its line."""
     lines: list[str] = []
     is_open = False
     for line in text.splitlines():
@@ -60,13 +62,13 @@ def _whole_lines(text: str) -> list[str]:
 
 
 def _plain(instruction: Instruction, siblings: dict[str, Instruction]) -> Instruction:
-    """The instruction in the words of others that do the same.
+    """The instruction in the form of others that do the same.
 
-    A call on the side is an async-start with all operands, and an async-done: the text has a
-    call-start and a call-done. libtpu prepares one early for a transfer that a SparseCore does, and
+    A call that runs aside is an async-start with all operands, and an async-done, where the text
+    has a call-start and a call-done. For a transfer on a SparseCore libtpu prepares it early, and
     names the operands in a call-update, which is when it starts. A reduction over dims of one
-    element is a reshape: libtpu puts one behind the gather of a vector. The parts in which it
-    copies a large array are put together by a custom call.
+    element becomes a reshape: libtpu puts one after the gather of a vector. libtpu copies a large
+    array in parts, which a custom call joins: it becomes a concatenate.
     """
     match instruction.opcode:
         case "call-done":
@@ -115,10 +117,10 @@ def _instruction(found: re.Match[str], computation: str) -> Instruction:
 
 
 def shapes(text: str) -> tuple[Shape, ...]:
-    """The arrays that a type such as ``(f32[8,16]{1,0}, bf16[])`` names."""
+    """The arrays in a type such as ``(f32[8,16]{1,0}, bf16[])``."""
     return tuple(
-        Shape(dtype, tuple(int(d.lstrip("<=")) for d in dims.split(",") if d))
-        for dtype, dims in _SHAPE.findall(text)
+        Shape(dtype, tuple(int(d.lstrip("<=")) for d in dims.split(",") if d), _HOST in layout)
+        for dtype, dims, layout in _SHAPE.findall(text)
     )
 
 

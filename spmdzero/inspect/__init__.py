@@ -1,4 +1,4 @@
-"""What the compiler did: collective ledgers, and what the devices hold."""
+"""Shows the compiler's work: collective ledgers, and the parts that devices hold."""
 
 from spmdzero.hlo import (
     Collective,

@@ -1,4 +1,4 @@
-"""The collective ledger: which bytes one compiled step moves, and for which tensor."""
+"""The collective ledger: the bytes that one compiled step moves, and for which tensor."""
 
 import dataclasses
 import json
@@ -16,11 +16,11 @@ class CollectiveLedger(Shown):
     """Every collective of one compiled step.
 
     Attributes:
-        collectives: in the order of the HLO text; a combined collective has one entry a tensor.
-        aliased: number of inputs whose buffer an output reuses (donated inputs); None: unknown.
+        collectives: entries in the order of the HLO text; a combined collective has one per tensor.
+        aliased: number of inputs whose buffer an output reuses (donated inputs); None if unknown.
         parameters: number of inputs of the compiled step.
-        named: whether the HLO carries op_name metadata at all; without it no role is known.
-        hosts: over which the devices are spread.
+        named: whether the HLO has op_name metadata at all; without it no role is known.
+        hosts: number of hosts over which the devices are spread.
     """
 
     collectives: tuple[Collective, ...]
@@ -42,15 +42,15 @@ class CollectiveLedger(Shown):
 
         Args:
             text: the module as the compiler prints it.
-            aliased: the number of donated inputs, for a text whose compilation left donation
-                out; by default it is read from the text's ``input_output_alias``.
+            aliased: the number of donated inputs, for a text that was compiled without donation; by
+                default it is read from the text's ``input_output_alias``.
             outputs: the program's outputs in order, such as ``"parameter/wte.weight"``: they name
-                collectives of which the compiler kept no name.
-            hosts: over which the program's devices are spread evenly, one host's after another's.
+                collectives whose names the compiler has dropped.
+            hosts: number of hosts over which the program's devices are spread evenly, host by host.
 
         Raises:
-            SpmdZeroUsageError: ``text`` is not one HLO module, or does not say how many devices
-                a collective spans.
+            SpmdZeroUsageError: ``text`` is not one HLO module, or does not give the number of
+                devices that a collective spans.
         """
         module = parse(text)
         found = (
@@ -62,7 +62,7 @@ class CollectiveLedger(Shown):
     def of(
         cls, module: Module, collectives: Iterable[Collective], *, aliased: int | None = None
     ) -> "CollectiveLedger":
-        """The ledger of a module whose collectives were read before."""
+        """The ledger of a module with given collectives."""
         return cls(
             collectives=tuple(collectives),
             aliased=module.aliased if aliased is None else aliased,
@@ -72,14 +72,14 @@ class CollectiveLedger(Shown):
 
     @property
     def activations(self) -> tuple[Collective, ...]:
-        """The leaks: collectives that serve no tensor that ZeRO moves, and are no scalar.
+        """The leaks: collectives that serve no tensor of ZeRO and move no scalar.
 
-        A scalar without a tag is a loss that was computed outside of the module. With
-        ``"forward": "global"`` a gradient is summed where the compiler likes, outside of any tag,
-        and is listed here too.
+        A scalar without a tag is a loss that was computed outside of the module. With ``"forward":
+        "global"`` the compiler sums a gradient anywhere, outside of any tag, and the sum is listed
+        here too.
 
         Raises:
-            SpmdZeroUsageError: the HLO carries no op_name metadata, so nothing can be called a
+            SpmdZeroUsageError: the HLO has no op_name metadata, so no collective can be called a
                 leak.
         """
         if not self.named:
@@ -109,7 +109,7 @@ class CollectiveLedger(Shown):
         return tuple(c for c in self.collectives if c.role == role)
 
     def by_kind(self) -> Counter[str]:
-        """How many tensors each kind of collective moves; in a loop one at each turn."""
+        """Kind of collective -> number of tensors that it moves; in a loop one at each turn."""
         found: Counter[str] = Counter()
         for c in self.collectives:
             found[c.kind] += c.turns
@@ -124,7 +124,7 @@ class CollectiveLedger(Shown):
 
     @property
     def summary(self) -> str:
-        """How much moves, in one line."""
+        """The amount of traffic, in one line."""
         donated = "?" if self.aliased is None else self.aliased
         over = f" {self.host_bytes:,} between hosts, per host;" if self.hosts > 1 else ""
         return (
@@ -134,12 +134,12 @@ class CollectiveLedger(Shown):
         )
 
     def details(self) -> str:
-        """A text table with one line for each collective, the tensor that it serves included."""
+        """A text table with one line for each collective and its tensor."""
         return str(LedgerDetails(self))
 
 
 @dataclass(frozen=True)
 class LedgerDetails(Shown):
-    """A ledger that is shown collective by collective."""
+    """Shows a ledger collective by collective."""
 
     ledger: CollectiveLedger

@@ -1,4 +1,4 @@
-"""What the devices really hold, by the slices of the live tensors."""
+"""Measures the bytes that the devices really hold, by the slices of the live tensors."""
 
 import math
 
@@ -12,8 +12,8 @@ _SLOT_ROLES = {"parameter": Role.PARAMETER, "accumulator": Role.ACCUMULATOR, "ma
 def measure(engine: Engine) -> MemoryReport:
     """Bytes on the fullest device of this host, by role, of the engine's live tensors.
 
-    The counterpart of `engine.plan.memory()`. GRADIENT is 0: between steps there is none. Nothing
-    is read from the devices: the runtime says which slice each holds, once the step is done.
+    It is the counterpart of `engine.plan.memory()`. GRADIENT is 0, as there is no gradient between
+    steps. No value is read from the devices: after the step the runtime tells each device's slice.
     """
     runtime.wait()
     totals = dict.fromkeys(Role, 0)

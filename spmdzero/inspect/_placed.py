@@ -1,4 +1,4 @@
-"""What an annotation does, without an engine: a tensor that is placed, a module by propagation."""
+"""Shows the effect of annotations without an engine: on one tensor, and on a whole module."""
 
 from collections.abc import Sequence
 
@@ -18,12 +18,12 @@ def backend_name() -> str:
 def place(
     tensor: torch.Tensor, annotation: Sequence[str | None], mesh: MeshSpec | None = None
 ) -> torch.Tensor:
-    """`tensor` on all devices, each of which holds the part that the annotation gives it.
+    """Places `tensor` on all devices; each device holds the part that the annotation gives it.
 
     Args:
-        tensor: on the CPU, of any shape and dtype.
-        annotation: for each dim the axis that splits it, or None.
-        mesh: the axes; by default one, ``fsdp``, over all devices.
+        tensor: a tensor on the CPU, of any shape and dtype.
+        annotation: for each dim the mesh axis that splits it, or None.
+        mesh: the mesh; by default one axis, ``fsdp``, over all devices.
 
     Raises:
         SpmdZeroUsageError: the annotation doesn't fit the tensor or the mesh.
@@ -49,13 +49,14 @@ def place(
 
 
 def propagated(module: torch.nn.Module, batch: torch.Tensor) -> CollectiveLedger:
-    """What the compiler moves for `module` if only the batch is split: propagation does the rest.
+    """The ledger of `module` if only the batch is split and propagation does the rest.
 
-    The loss is the mean square of what the module returns; its gradients are those of `batch` and
-    of all parameters, which are replicated. No engine and no replica region takes part. The module
-    moves to the devices.
+    The loss is the mean square of the module's output; gradients are taken of `batch` and of all
+    parameters, which are replicated. No engine and no replica region takes part. The module moves
+    to the devices.
 
     Args:
+        module: the module.
         batch: `[rows, ...]` of floats on the CPU; the devices share the rows.
 
     Raises:
@@ -84,7 +85,7 @@ def _spec(mesh: MeshSpec | None) -> MeshSpec:
     """`mesh`, or one axis over all devices.
 
     Raises:
-        SpmdZeroUsageError: `mesh` has another number of devices than there are.
+        SpmdZeroUsageError: `mesh` doesn't have the number of devices of this job.
     """
     runtime.start()
     count = runtime.device_count()

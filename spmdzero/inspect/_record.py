@@ -1,4 +1,4 @@
-"""Recording the ledgers of the programs that an engine runs."""
+"""Records the ledgers of the programs that an engine runs."""
 
 import contextlib
 import dataclasses
@@ -15,20 +15,20 @@ class StepLedgers:
     """The ledger of each kind of program that ran while recording.
 
     Attributes:
-        by_kind: ``"boundary"`` is the program of a step's last micro-batch, ``"micro"`` that of
-            the others.
+        by_kind: ``"boundary"`` is the program of a step's last micro-batch, ``"micro"`` the program
+            of the other micro-batches.
     """
 
     by_kind: dict[str, CollectiveLedger] = dataclasses.field(default_factory=dict)
 
     @property
     def micro(self) -> CollectiveLedger:
-        """The ledger of a micro-batch off the gradient accumulation boundary."""
+        """The ledger of a micro-batch before the gradient accumulation boundary."""
         return self._of("micro")
 
     @property
     def boundary(self) -> CollectiveLedger:
-        """The ledger of the micro-batch at the boundary, update included."""
+        """The ledger of the micro-batch at the boundary, including the update."""
         return self._of("boundary")
 
     def _of(self, kind: str) -> CollectiveLedger:
@@ -42,9 +42,9 @@ class StepLedgers:
 
 @contextlib.contextmanager
 def record_ledgers(engine: Engine) -> Iterator[StepLedgers]:
-    """Reads the collectives of every kind of program that `engine` runs inside.
+    """Reads the collectives of every kind of program that `engine` runs inside the context.
 
-    Each kind is compiled once more for its text. Training goes on as it would have.
+    Each kind is compiled once more for its text. The training itself is not changed.
     """
     ledgers, texts = StepLedgers(), dict[str, tuple[str, tuple[str, ...]]]()
 
@@ -55,7 +55,8 @@ def record_ledgers(engine: Engine) -> Iterator[StepLedgers]:
     with engine.observe(read):
         yield ledgers
     for kind, (text, outputs) in texts.items():
-        # Compiling for the text leaves donation out; the engine counted it when it first ran.
+        # The text is compiled without donation; the engine counted the donated inputs at the first
+        # run.
         ledger = CollectiveLedger.from_hlo(text, outputs=outputs, hosts=runtime.process_count())
         donated = engine.donated_inputs.get(kind)
         ledgers.by_kind[kind] = dataclasses.replace(ledger, aliased=donated)

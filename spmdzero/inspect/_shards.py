@@ -1,4 +1,4 @@
-"""Which device holds which part of a tensor."""
+"""Shows which device holds which part of a tensor."""
 
 from dataclasses import dataclass
 from math import prod
@@ -12,7 +12,7 @@ from spmdzero.errors import SpmdZeroUsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """What one device holds of a tensor.
+    """The part of a tensor that one device holds.
 
     Attributes:
         device: the device's name, such as ``TPU:0``.
@@ -24,19 +24,19 @@ class Shard:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """The shape of the part."""
         return tuple(part.stop - part.start for part in self.slices)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ShardView(Shown):
-    """Who holds what of one tensor; print it, or let a notebook draw it.
+    """The parts of one tensor on each device; print it, or let a notebook draw it.
 
     Attributes:
         shape: the global shape.
         dtype: torch's name of the dtype, such as ``float32``.
         element_bytes: bytes of one element.
-        shards: one for each device that this process drives, in their order.
+        shards: one shard for each device of this process, in the devices' order.
     """
 
     shape: tuple[int, ...]
@@ -46,7 +46,7 @@ class ShardView(Shown):
 
     @property
     def bytes_per_device(self) -> int:
-        """Bytes of the tensor on the device that holds most of it."""
+        """Bytes of the largest part that a device holds."""
         return max(prod(shard.shape) for shard in self.shards) * self.element_bytes
 
     @property
@@ -76,20 +76,21 @@ class ShardView(Shown):
 
 
 def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """What each device of this process holds of `tensor`, as CPU tensors.
+    """The parts of `tensor` on the devices of this process, as CPU tensors.
 
-    Waits for what the devices are computing.
+    It waits for the devices' running programs.
     """
     return arrays.local_shards(tensor)
 
 
 def shards(tensor: torch.Tensor) -> ShardView:
-    """Which local device holds which part of `tensor`, a tensor on the mesh.
+    """The part of `tensor`, a tensor on the mesh, that each local device holds.
 
-    Waits for what the devices are computing. No data leaves them, and nothing pending is run.
+    It waits for the devices' running programs. No data leaves the devices, and nothing pending
+    runs.
 
     Raises:
-        SpmdZeroUsageError: the tensor is not on the mesh, or still pending without an annotation.
+        SpmdZeroUsageError: the tensor is not on the mesh, or is pending without an annotation.
     """
     if not arrays.is_mine(tensor):
         raise SpmdZeroUsageError(

@@ -1,4 +1,4 @@
-"""Where scripts already are: the name `deepspeed`, transformers, accelerate, Lightning."""
+"""Integrations with the frameworks that scripts use: `deepspeed`, transformers, Lightning, ..."""
 
 from spmdzero.integrations._client_engine import ClientEngine
 from spmdzero.integrations._deferred import DeferredTensor

@@ -1,8 +1,8 @@
-"""What accelerate must know before it counts processes and makes an engine.
+"""Tells accelerate about hosts before it counts processes and makes an engine.
 
-It finds other processes by itself where there is a GPU, and else only when it is asked for the CPU,
-which turns DeepSpeed off (`accelerate/state.py`, `PartialState`). So each of several hosts would
-count itself alone, and read all rows.
+accelerate finds other processes by itself only with a GPU, or if it is asked for the CPU, which
+turns DeepSpeed off (`accelerate/state.py`, `PartialState`). So each of several hosts would count
+itself alone, and read all rows.
 """
 
 import os
@@ -24,17 +24,17 @@ _PARALLEL = "tensor_parallel"
 
 
 def follow_imports() -> None:
-    """Has accelerate count a process for each host, and refuse first what has no place here."""
+    """Makes accelerate count a process for each host, and refuse unsupported sections early."""
     after_import("accelerate.state", _count_hosts)
     after_import("accelerate.state", _join_hosts)
     after_import("accelerate.accelerator", _refuse_first)
 
 
 def require_counted(hosts: int) -> None:
-    """Makes sure that accelerate, where it is in use, counts a process for each host.
+    """Checks that accelerate, if it is in use, counts a process for each host.
 
     Raises:
-        SpmdZeroUsageError: it counts others, as a release that `_count_hosts` doesn't know would.
+        SpmdZeroUsageError: it counts differently, as an unknown release of accelerate could.
     """
     state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
     if hosts == 1 or state is None or not state._shared_state:
@@ -49,7 +49,7 @@ def require_counted(hosts: int) -> None:
 
 
 def refuse_late(package: str) -> NoReturn:
-    """Refuses a client that was imported when there was no deepspeed yet.
+    """Refuses a client that was imported before there was a package deepspeed.
 
     Raises:
         SpmdZeroUsageError: always.
@@ -65,12 +65,14 @@ def refuse_late(package: str) -> NoReturn:
 def _count_hosts(states: Any) -> None:
     @in_place_of(states.PartialState, "_prepare_backend")
     def _prepare_backend(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        # Whether there are others is asked of the devices' runtime: not by who only launches.
+        # Whether there are other hosts is a question to the devices' runtime, which a process that
+        # only launches must not ask.
         if os.environ.get(ASKED, "").lower() == "true" and not processes.is_alone():
             processes.join()
             if dist.get_world_size() > 1:
                 _name_place()
-                # Its own choice, "cpu:0", is to torch another device than a tensor's "cpu".
+                # accelerate's own choice, "cpu:0", differs in torch from the device "cpu" of
+                # tensors.
                 self.device = torch.device("cpu")
                 return "gloo", states.DistributedType.MULTI_CPU
         return original(self, *args, **kwargs)
@@ -80,15 +82,15 @@ def _join_hosts(states: Any) -> None:
     @in_place_of(states.AcceleratorState, "__init__")
     def make(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        # From here on it hands collectives to torch. DeepSpeed's launcher would have had it make
-        # the group for them by now, and a lone process has no launcher.
+        # From here on accelerate calls torch's collectives. Under DeepSpeed's launcher it would
+        # have made the process group for them by now, but a single process has no launcher.
         if not dist.is_initialized() and self.distributed_type == states.DistributedType.DEEPSPEED:
             choose(backend_of(self.deepspeed_plugin.deepspeed_config))
             processes.join()
 
 
 def _name_place() -> None:
-    """Sets what accelerate reads of a launcher's environment, where none has set it."""
+    """Sets the launcher's variables that accelerate reads, unless a launcher has set them."""
     place = {"RANK": dist.get_rank(), "WORLD_SIZE": dist.get_world_size()}
     # One process has all devices of a host.
     place |= {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
@@ -103,6 +105,7 @@ def _refuse_first(accelerators: Any) -> None:
             refuse_late("accelerate")
         section = self.deepspeed_plugin.deepspeed_config.get(_PARALLEL)
         if section is not None:
-            # accelerate makes a mesh of processes for it, which torch refuses without a reason.
+            # accelerate would make a mesh of processes for the section, which torch refuses without
+            # naming a reason.
             load_config({"train_batch_size": 1, _PARALLEL: section})
         return original(self, *args)

@@ -1,4 +1,4 @@
-"""Does something with a module as soon as it is imported."""
+"""Calls functions with a module as soon as it is imported."""
 
 import importlib.util
 import sys
@@ -9,7 +9,7 @@ from types import ModuleType
 
 
 def after_import(name: str, action: Callable[[ModuleType], None]) -> None:
-    """Calls `action` with the module `name`: now if it is imported already, else when it is."""
+    """Calls `action` with the module `name`, at once if it is imported, else after its import."""
     known = sys.modules.get(name)
     if known is not None:
         action(known)
@@ -25,10 +25,11 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec that others find, with a loader that calls the action."""
+        """The spec that the other finders find, with a loader that calls the action."""
         if fullname != self._name or self._asks:
             return None
-        # Who only asks whether there is such a module comes here too: it stays until an import.
+        # Code that only asks whether the module exists comes here too: the finder stays until an
+        # import.
         self._asks = True
         try:
             spec = importlib.util.find_spec(fullname)
@@ -39,7 +40,7 @@ class _Finder(MetaPathFinder):
         return spec
 
     def act(self, module: ModuleType) -> None:
-        """Calls the action, the first time."""
+        """Calls the action, and removes this finder."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
             self._action(module)
@@ -50,12 +51,12 @@ class _Then(Loader):
         self._loader, self._action = loader, action
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """As the loader does."""
+        """Creates the module as the real loader does."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """As the loader does; then the action."""
-        # What reads a package's files asks its loader for more than this one has.
+        """Runs the module as the real loader does, then calls the action."""
+        # Code that reads a package's files needs methods of the loader that this one doesn't have.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

@@ -12,22 +12,22 @@ import spmdzero
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 
 _LIBRARIES = (os.path.dirname(os.__file__), os.path.dirname(spmdzero.__file__))
-# Frames of these stand above those of the script.
+# Modules whose frames are above those of the script.
 _NOT_THE_SCRIPTS = ("runpy", __name__)
 
 
 def run_as_main(target: str, arguments: Sequence[str], *, module: bool) -> None:
-    """Runs `target` as ``__main__``; an exception of its own is shown as Python shows it.
+    """Runs `target` as ``__main__``, and shows its exceptions as Python shows them.
 
     Args:
         target: path of a script, or the name of a module.
-        arguments: what follows in the script's `sys.argv`.
+        arguments: the script's arguments in `sys.argv`.
         module: whether `target` is a module's name, as after ``python -m``.
 
     Raises:
         SpmdZeroUsageError: there is no such script or module.
-        SystemExit: with the script's own code; caused by another exception with 1, by Ctrl-C
-            with 130.
+        SystemExit: with the script's own code; with 1 after any other exception, with 130 after
+            Ctrl-C.
     """
     _first_on_the_path("" if module else os.path.dirname(os.path.realpath(target)))
     sys.argv = [target, *arguments]
@@ -39,14 +39,15 @@ def run_as_main(target: str, arguments: Sequence[str], *, module: bool) -> None:
         if module:
             runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
-            # Absolute, as Python makes it: a script may change folders and look for its own.
+            # The path is absolute, as Python makes it: a script may change folders and then look
+            # for its own file.
             runpy.run_path(os.path.abspath(target), run_name="__main__")
     except (Exception, KeyboardInterrupt) as error:
         _exit_as_python(error)
 
 
 def _first_on_the_path(folder: str) -> None:
-    """Puts the script's folder where Python has put that of the command that runs it."""
+    """Puts the script's folder first on the path, in place of the running command's folder."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = folder or os.getcwd()
 
@@ -55,14 +56,14 @@ def _require_module(name: str) -> None:
     try:
         found = importlib.util.find_spec(name)
     except ModuleNotFoundError:
-        # Of a package that it would be in.
+        # The missing module is a package that would hold `name`.
         found = None
     if found is None:
         raise SpmdZeroUsageError(f"no module named {name!r}, seen from {os.getcwd()}")
 
 
 def _cut_at_the_first_library(trace: TracebackType | None) -> None:
-    """A refused key is the config's: thirty frames of a client would stand before what it says."""
+    """Leaves out a client's frames, thirty of which would hide the message of a refused key."""
     while trace is not None and trace.tb_next is not None:
         file = trace.tb_next.tb_frame.f_code.co_filename
         if "site-packages" in file or file.startswith(_LIBRARIES):
@@ -71,7 +72,7 @@ def _cut_at_the_first_library(trace: TracebackType | None) -> None:
 
 
 def _exit_as_python(error: BaseException) -> NoReturn:
-    """Shows an exception by the hook that the script may have set, from its own frames on."""
+    """Shows an exception by `sys.excepthook`, which the script may have set, from its frames on."""
     trace: TracebackType | None = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals.get("__name__") in _NOT_THE_SCRIPTS:
         trace = trace.tb_next

@@ -1,7 +1,8 @@
-"""Elements that a client's code chooses by a mask, as the places of them.
+"""Replaces a mask that chooses elements by the indices of the chosen elements.
 
-How many they are is in the mask, so no compiled program can say the shape. The host reads the mask
-and hands over numbers, whose count is that shape: the elements stay on the devices, gradients too.
+The number of chosen elements depends on the mask's values, so no compiled program knows the shape.
+The host reads the mask and passes indices, whose number is that shape; the elements and their
+gradients stay on the devices.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,18 +19,18 @@ _INDEXING = frozenset(
 
 
 def by_places(func: Any, args: Sequence[Any], read: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The operation and its arguments, with places where there were masks.
+    """The operation and its arguments, with indices in place of masks.
 
     Args:
-        func: an operation of torch's.
+        func: an operation of torch.
         args: its arguments.
-        read: gives a mask on the CPU, wherever it is.
+        read: returns a mask's value on the CPU.
     """
     if func in (_aten.masked_select.default, _aten.masked_scatter.default):
         tensor, mask, *source = args
         shape = torch.broadcast_shapes(tensor.shape, mask.shape)
         mask = read(mask).expand(shape)
-        # What `source` has beyond the chosen elements is left over, in torch too.
+        # `source` may have more elements than are chosen; torch ignores them too.
         values = [more.flatten()[: int(mask.sum())] for more in source]
         func = _aten.index_put.default if values else _aten.index.Tensor
         args = (tensor.expand(shape), [mask], *values)
@@ -37,11 +38,11 @@ def by_places(func: Any, args: Sequence[Any], read: Callable[[torch.Tensor], tor
         return func, args
     places: list[Any] = []
     for index in args[1]:
-        # A mask of several dims stands for an index of each of them.
+        # A mask of several dims becomes one index per dim.
         places += read(index).nonzero(as_tuple=True) if _is_mask(index) else [index]
     return func, (args[0], places, *args[2:])
 
 
 def _is_mask(index: Any) -> bool:
-    # One without dims chooses all or nothing, and has no place.
+    # A mask without dims chooses all or nothing, and has no indices.
     return isinstance(index, torch.Tensor) and index.dtype in _MASKS and index.dim() > 0

@@ -1,7 +1,7 @@
 """The engine that a client drives: transformers' Trainer, accelerate, Lightning.
 
-A client believes to be one process with one device, the CPU. It hands over the rows of this
-process, and reads numbers whenever it likes.
+A client believes that it is one process with one device, the CPU. It passes the rows of this
+process, and reads numbers at any time.
 """
 
 import inspect
@@ -27,8 +27,8 @@ _ITEMS = "num_items_in_batch"
 class ClientEngine(Engine):
     """An `Engine` whose outputs are `DeferredTensor`s, for batches of a process.
 
-    Beside the rows of a whole micro-batch it takes any smaller number, as a client's loader ends
-    with. Rows that the devices can't share equally go to each device whole.
+    It takes the rows of a whole micro-batch or any smaller number, as at the end of a client's
+    loader. Rows that the devices can't share equally go to each device whole.
     """
 
     _rows_of_process: ClassVar[bool] = True
@@ -45,30 +45,29 @@ class ClientEngine(Engine):
         self._destroyed = False
         self._training.row_counts = frozenset({_ITEMS})
         CallsFromHost(self._training.placer).watch(self.module)
-        # Forwards whose backward is to come.
+        # Number of forwards whose backward is to come.
         self._open_forwards = 0
         WeightsOnHost(self.module)
         generate_on_host(self.module)
         optimizer = self._training.optimizer
         if optimizer is not None and optimizer.hold is None:
-            # The client moves a schedule of its own on, if any, and may do so without a read too.
+            # A client may step its own schedule, and this hold lets it do so without a read.
             optimizer.hold = hold = ScheduleHold()
             training = self._training
 
             def follow() -> None:
-                if training.step_applied:
+                if training.current.applied:
                     hold.advance()
 
             self.after_step.append(follow)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As `Engine.forward`, for code on the CPU.
+        """Runs `Engine.forward`, for code on the CPU.
 
-        A loss that transformers sums and divides by `num_items_in_batch`
-        (`transformers/loss/loss_utils.py`, `fixed_cross_entropy`) is the sum of one replica's rows
-        over all rows' items, and the engine takes the mean over replicas: the divisor is a
-        replica's share. A key-value cache would be an output that nobody uses: `use_cache` is
-        False unless it is given.
+        transformers sums the losses of one replica's rows and divides by `num_items_in_batch`, the
+        items of all rows (`transformers/loss/loss_utils.py`, `fixed_cross_entropy`); the engine
+        takes the mean over replicas. So the divisor becomes a replica's share of the items. A
+        key-value cache would be an unused output: `use_cache` is False unless it is given.
         """
         if self._destroyed:
             raise SpmdZeroUsageError(
@@ -82,22 +81,22 @@ class ClientEngine(Engine):
             kwargs["use_cache"] = False
         self._open_forwards += torch.is_grad_enabled()
         output = super().forward(*args, **kwargs)
-        # In `train_batch` it is the engine that goes on with it.
+        # In `train_batch` the engine itself uses the output.
         return output if self.in_train_batch else defer(output)
 
     def destroy(self) -> None:
-        """As `Engine.destroy`; a client that goes on is told so."""
+        """Runs `Engine.destroy`; a later forward of the client raises."""
         super().destroy()
         self._destroyed = True
 
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
     ) -> torch.Tensor:
-        """As `Engine.backward`, of a loss computed with what `forward` returned.
+        """Runs `Engine.backward` on a loss computed from an output of `forward`.
 
         Raises:
-            SpmdZeroUsageError: the loss is another engine's, which accelerate says in a log line
-                only.
+            SpmdZeroUsageError: the loss comes from a different engine, about which accelerate only
+                logs a line.
         """
         if not self._open_forwards and not _comes_from(loss, self.module):
             raise SpmdZeroUsageError(
@@ -111,15 +110,15 @@ class ClientEngine(Engine):
         return DeferredTensor(on_devices, computes=True)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """As `Engine.scale`."""
+        """Runs `Engine.scale` on a deferred loss."""
         return super().scale(undefer(loss))
 
     def shares_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a forward of these gives each device its own rows, or each all of them."""
+        """Whether a forward of these inputs gives each device its own rows; else each gets all."""
         return self._training.placer.shares(args, kwargs, training=self.module.training)
 
     def deferred_grad_norm(self) -> torch.Tensor | None:
-        """What `get_global_grad_norm` says, as a scalar that waits for no step."""
+        """The value of `get_global_grad_norm` as a deferred scalar, which waits for no step."""
         optimizer = self._training.optimizer
         if optimizer is None or optimizer.grad_norm is None:
             return None
@@ -128,7 +127,7 @@ class ClientEngine(Engine):
     def _with_a_share(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The inputs; of the items, which are then a keyword, a replica's share."""
+        """The inputs, with `num_items_in_batch` as a keyword that holds a replica's share."""
         names = self._training.placer.positional[: len(args)]
         if _ITEMS in names and len(names) == len(args):
             at = names.index(_ITEMS)
@@ -136,14 +135,15 @@ class ClientEngine(Engine):
         if kwargs.get(_ITEMS) is None:
             return args, kwargs
         shared = self.shares_rows(args, kwargs)
-        # As a tensor: a Python number would be another program at each other value.
+        # A tensor, because a Python number would need a new program for each new value.
         items = torch.as_tensor(kwargs[_ITEMS], dtype=torch.float32, device="cpu")
         return args, kwargs | {_ITEMS: items / (runtime.local_device_count() if shared else 1)}
 
     def _would_cache(self) -> bool:
         told = getattr(getattr(self.module, "config", None), "use_cache", None)
         parameters = inspect.signature(self.module.forward).parameters.values()
-        # By name whatever the config says: Trainer sets it False, and a decoder may have another.
+        # A parameter of that name counts whatever the config says: Trainer sets the config's to
+        # False, and a decoder may have its own config.
         takes = any(p.name == "use_cache" for p in parameters) or (
             bool(told) and any(p.kind is p.VAR_KEYWORD for p in parameters)
         )

@@ -1,8 +1,8 @@
-"""Tensors for code that believes to be on the CPU; their values stay on the devices until read.
+"""Tensors for code that assumes the CPU; their values stay on the devices until they are read.
 
-accelerate's device is the CPU here, because the engine uploads each device its rows. What that
-returns is on the devices. To move it at once would wait for the step; so a `DeferredTensor` says
-that it is on the CPU and moves when somebody reads it.
+accelerate's device is the CPU here, because the engine uploads each device its rows. The engine's
+outputs are on the devices, and moving them at once would wait for the step. So a `DeferredTensor`
+reports the CPU as its device, and its value moves when code reads it.
 """
 
 import contextlib
@@ -17,8 +17,8 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._chosen_places import by_places
 
 _aten = torch.ops.aten
-# What asks for numbers in the host's memory, and is no operation that a dispatch would see, or not
-# always: `torch.tensor([loss])` takes the number of each element past any dispatch.
+# Methods that need numbers in the host's memory, and that a dispatch doesn't see, or not always:
+# `torch.tensor([loss])` takes the number of each element past any dispatch.
 _READS: frozenset[Any] = frozenset(
     (
         torch.Tensor.__array__,
@@ -39,7 +39,7 @@ _READS: frozenset[Any] = frozenset(
         torch.Tensor.untyped_storage,
     )
 )
-# What would write into, or give away, memory that such a tensor doesn't have.
+# Methods that would write into, or share, memory that such a tensor doesn't have.
 _REFUSED: dict[Any, str] = {
     torch.Tensor.data.__set__: "assigning to .data",  # pyrefly: ignore[missing-attribute]
     torch.Tensor.apply_: "apply_",
@@ -49,13 +49,13 @@ _REFUSED: dict[Any, str] = {
 
 
 class DeferredTensor(torch.Tensor):
-    """A tensor on the devices that says that it is on the CPU.
+    """A tensor on the devices that reports the CPU as its device.
 
     Args:
         value: the tensor on the devices, without a gradient.
-        computes: operations run on the devices, and give other deferred tensors; so do those with a
-            tensor on the CPU, which is uploaded. If False, the first operation reads the value, and
-            it and all others run on the CPU, for what is evaluated there anyway.
+        computes: whether operations run on the devices, and give deferred tensors; a tensor on the
+            CPU that takes part is uploaded. If False, the first operation reads the value, and this
+            and all later operations run on the CPU, for outputs that are evaluated there anyway.
 
     A read (`item`, `cpu`, `numpy`, `print`, a collective over processes, a write into a tensor on
     the CPU) waits for the devices. Shape, dtype and gradients are those of `value`.
@@ -74,10 +74,10 @@ class DeferredTensor(torch.Tensor):
         return made
 
     def __init__(self, value: torch.Tensor, *, computes: bool) -> None:
-        """Nothing is left to do."""
+        """Does nothing: `__new__` has set everything."""
 
     def __format__(self, format_spec: str) -> str:
-        """As a number's or a tensor's on the CPU, in f-strings."""
+        """Formats the value like a number or a tensor on the CPU, in f-strings."""
         # The region replaces torch's own method once an engine is made, see `watch_text`.
         return format(self.read(), format_spec)
 
@@ -85,7 +85,7 @@ class DeferredTensor(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Reads for what needs memory; leaves all else to `__torch_dispatch__`."""
+        """Reads the value for methods that need memory; `__torch_dispatch__` does the rest."""
         kwargs = kwargs or {}
         if func in _REFUSED and isinstance(args[0], cls):
             raise SpmdZeroUsageError(
@@ -103,7 +103,7 @@ class DeferredTensor(torch.Tensor):
     def __torch_dispatch__(  # pyrefly: ignore[bad-override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Runs an operation where its values are."""
+        """Runs an operation on the devices, or on the CPU if it reads a value."""
         kwargs = kwargs or {}
         if func.namespace != "aten":
             # A collective over processes, which may write into any of its tensors.
@@ -116,7 +116,7 @@ class DeferredTensor(torch.Tensor):
             return _on_host(func, args, kwargs, written=written)
         with _views_alias():
             result = func(*_on_devices(args), **_on_devices(kwargs, device=True))
-        # What is written in place is returned as itself.
+        # A tensor that is written in place is returned as itself.
         known = {id(t._value): t for t in written if isinstance(t, cls)}
         _refuse_new_shapes(func, known.values())
 
@@ -130,14 +130,14 @@ class DeferredTensor(torch.Tensor):
         """The value on the CPU; waits for the devices."""
         if self._computes:
             return arrays.read(self._value)
-        # From now on it is a tensor on the CPU: what is written into it stays.
+        # From now on the value is a tensor on the CPU, and keeps what is written into it.
         if arrays.is_mine(self._value):
             self._value = arrays.read(self._value)
         return self._value
 
 
 def defer(output: Any) -> Any:
-    """What an engine's forward returned, for code on the CPU; gradients pass."""
+    """An engine's outputs as deferred tensors, for code on the CPU; gradients pass."""
 
     def wrap(_: str, tensor: Any) -> Any:
         if not arrays.is_mine(tensor):
@@ -150,14 +150,14 @@ def defer(output: Any) -> Any:
 
 
 def undefer(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on the devices that a deferred one stands for; gradients pass."""
+    """The value on the devices of a deferred tensor; gradients pass."""
     if not isinstance(tensor, DeferredTensor):
         return tensor
     return _Undeferring.apply(tensor)  # pyrefly: ignore[bad-return]
 
 
 def as_input(tensor: Any) -> Any:
-    """What an engine takes of a deferred tensor, where its value is; gradients pass."""
+    """The value of a deferred tensor on its real device, as input of an engine; gradients pass."""
     if not isinstance(tensor, DeferredTensor):
         return tensor
     return undefer(tensor) if arrays.is_mine(tensor._value) else tensor.cpu()
@@ -171,7 +171,7 @@ class _Deferring(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         if torch.is_grad_enabled():
-            # It may be differentiated in its turn.
+            # The gradient may itself be differentiated.
             return _uploaded(undefer(grads[0]))
         return _device_value(grads[0])
 
@@ -208,7 +208,7 @@ def _uploaded(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _views_alias() -> Iterator[None]:
-    """Torch's functionalization, which views of a device tensor need, and a dispatch leaves out."""
+    """Turns on functionalization, which device views need and which a dispatch excludes."""
     key = torch._C.DispatchKey.Functionalize
     with torch._C._PreserveDispatchKeyGuard():
         torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
@@ -216,21 +216,21 @@ def _views_alias() -> Iterator[None]:
 
 
 def _on_devices(tree: Any, *, device: bool = False) -> Any:
-    """The values of `tree` on the devices; of keywords, the CPU as `device` names them too."""
+    """The values of `tree` on the devices; with `device`, also a keyword that names the CPU."""
     moved = tree_map_only(torch.Tensor, _device_value, tree)
     if device and moved.get("device") is not None:
-        # `zeros_like(deferred)` asks for the device that the tensor says it is on.
+        # `zeros_like(deferred)` asks for the device that the tensor reports.
         moved = {**moved, "device": runtime.device()}
         moved.pop("pin_memory", None)
     return moved
 
 
 def _reads(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operation reads a value, or has no tensor that is computed on the devices."""
+    """Whether an operation reads a value, or none of its tensors computes on the devices."""
     if func is _aten._local_scalar_dense.default:
         return True
     if torch.Tag.dynamic_output_shape in func.tags and func is not _aten.index.Tensor:
-        # `nonzero`, `unique` and their like: places, counts, and what has no gradient.
+        # Operations such as `nonzero` and `unique` give indices and counts, without gradients.
         return True
     if func is _aten._to_copy.default and kwargs.get("device") is not None:
         return True
@@ -238,11 +238,11 @@ def _reads(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Any) -> list[torch.Tensor]:
-    """The tensors that an operation writes into, by its schema."""
+    """The tensors that an operation writes into, according to its schema."""
     if not func._schema.is_mutable:
         return []
     arguments = func._schema.arguments
-    # Keywords follow, in whatever order they are written.
+    # Keywords follow, in any order.
     given = {a.name: value for a, value in zip(arguments, args, strict=False)} | kwargs
     wanted = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
     return _tensors([given[name] for name in wanted if name in given])
@@ -274,20 +274,20 @@ def _read(tree: Any) -> Any:
 
 
 def _on_host(func: Any, args: Any, kwargs: Any, *, written: Iterable[torch.Tensor]) -> Any:
-    """Runs an operation on the CPU, and brings what it wrote back to the devices."""
+    """Runs an operation on the CPU, and copies the tensors it wrote back to the devices."""
     copies: dict[int, torch.Tensor] = {}
 
     def copy(tensor: DeferredTensor) -> torch.Tensor:
         return copies.setdefault(id(tensor), tensor.read())
 
-    # A collective's arguments hold objects of C++; they are leaves.
+    # A collective's arguments hold C++ objects, which are leaves of the tree.
     result = func(*tree_map_only(DeferredTensor, copy, args),
                   **tree_map_only(DeferredTensor, copy, kwargs))  # fmt: skip
     deferred = [t for t in written if isinstance(t, DeferredTensor)]
     _refuse_new_shapes(func, deferred)
     back = [t for t in deferred if t._computes]
     for work in tree_leaves(result) if back else ():
-        # A collective writes until it is waited for.
+        # A collective may write until `wait` returns.
         if hasattr(work, "wait"):
             work.wait()
     for tensor in back:

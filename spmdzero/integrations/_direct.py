@@ -1,4 +1,4 @@
-"""A module that a client calls by itself, as transformers' Trainer does to evaluate."""
+"""Direct calls of an engine's module by a client, as transformers' Trainer makes to evaluate."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ from spmdzero.integrations._deferred import as_input, defer
 class CallsFromHost(ModuleHook):
     """Hooks of a module on the devices: inputs on the CPU are uploaded, outputs are deferred.
 
-    The call runs in global space, each device on its rows as far as the compiler sees that it can:
-    a mean is one over all rows, as on one device. Of several hosts each computes of its own rows
-    what one rank would, of any number that all of them have. A copy or a pickle of the module does
-    nothing.
+    The call runs in global space, where the compiler splits the rows over the devices if it can: a
+    mean is taken over all rows, as on one device. Each of several hosts computes on its own rows
+    what one rank would; their number must be the same on all hosts. On a copy or a pickle of the
+    module the hooks do nothing.
     """
 
     def __init__(self, placer: InputPlacer | None = None) -> None:
@@ -24,18 +24,18 @@ class CallsFromHost(ModuleHook):
         self._uploaded: list[bool] = []
 
     def watch(self, module: nn.Module) -> None:
-        """Follows calls of `module`."""
+        """Hooks calls of `module`."""
         self.take_the_place_of_outlived(module)
         module.register_forward_pre_hook(self.upload, prepend=True, with_kwargs=True)
         module.register_forward_hook(self.defer, always_call=True)
 
     @property
     def outlived(self) -> bool:
-        """True: a new one does what it did, of an engine that lives too."""
+        """True: a new hook does the same, even if the old one's engine is alive."""
         return True
 
     def upload(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Before a forward."""
+        """Uploads inputs on the CPU, before a forward."""
         self._uploaded.append(
             self._placer is not None
             and not current().in_region()
@@ -53,7 +53,7 @@ class CallsFromHost(ModuleHook):
         return map_tensors(placed, lambda _, t: t.tensor if isinstance(t, Batch) else t)
 
     def defer(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """After a forward, also one that raised."""
+        """Defers the outputs after a forward, also after one that raised."""
         return defer(output) if self._uploaded.pop() else output
 
     def __reduce__(self) -> Any:

@@ -1,7 +1,7 @@
-"""`model.generate` of a module that an engine trains.
+"""`model.generate` for a module that an engine trains.
 
-Each token makes the text longer, and on the devices another shape is another program, which would
-be compiled for seconds to minutes. So a copy of the module generates, on the host's CPU.
+Each token makes the text longer, and on the devices each new shape needs a new program, which takes
+seconds to minutes to compile. So a copy of the module generates on the host's CPU.
 """
 
 import copy
@@ -22,7 +22,7 @@ _trained: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 
 
 def generate_on_host(module: nn.Module) -> None:
-    """Has `module`, and what it is made of, generate on the host."""
+    """Makes `module` and its submodules generate on the host."""
     _trained.update(module.modules())
     mixin = getattr(sys.modules.get("transformers.generation.utils"), "GenerationMixin", None)
 
@@ -40,7 +40,7 @@ def generate_on_host(module: nn.Module) -> None:
 
 
 def host_copy(module: nn.Module) -> nn.Module:
-    """`module` with the values of now on the CPU, shared where they are shared; of no engine."""
+    """A copy of `module` with its present values on the CPU, tied as there; of no engine."""
     copies: dict[int, Any] = {}
     for tensor in [*module.parameters(), *module.buffers()]:
         value = tensor.detach().cpu()

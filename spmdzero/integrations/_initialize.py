@@ -1,4 +1,4 @@
-"""`deepspeed.initialize`, called by a script of the user's or by a client."""
+"""`deepspeed.initialize`, called by a user's script or by a client."""
 
 import copy
 import functools
@@ -21,7 +21,7 @@ ROWS = "train_micro_batch_size_per_gpu"
 
 @functools.wraps(spmdzero.initialize)
 def initialize(*args: Any, **kwargs: Any) -> Any:
-    """As `spmdzero.initialize`; a client's batch sizes are those of its process."""
+    """Calls `spmdzero.initialize`, and counts a client's batch sizes per process."""
     caller = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
     if caller in _CLIENTS:
         return initialize_for_client(*args, **kwargs)
@@ -29,12 +29,12 @@ def initialize(*args: Any, **kwargs: Any) -> Any:
 
 
 def initialize_for_client(*args: Any, **kwargs: Any) -> Any:
-    """As `spmdzero.initialize`, with a `ClientEngine` and the config of a process.
+    """Calls `spmdzero.initialize` for a `ClientEngine`, with the config of a process.
 
     Raises:
-        SpmdZeroConfigError: this host's devices can't share the process's rows; or as
+        SpmdZeroConfigError: this host's devices can't share the process's rows; or as in
             `spmdzero.initialize`.
-        SpmdZeroUsageError: accelerate doesn't know of the other hosts.
+        SpmdZeroUsageError: accelerate doesn't count the other hosts.
     """
     given = old_argument(kwargs.pop("config", None), kwargs.pop("config_params", None))
     config = read(one_of(given, named_by(kwargs.get("args"))))
@@ -58,17 +58,17 @@ def initialize_for_client(*args: Any, **kwargs: Any) -> Any:
 
 
 def config_of_devices(config: Any) -> dict[str, Any]:
-    """A client's config, which counts the rows of a process, as one that counts a device's.
+    """Converts a client's config, which counts the rows of a process, to rows of a device.
 
     Args:
-        config: as `spmdzero.initialize` takes it.
+        config: a config as `spmdzero.initialize` takes it.
 
     Raises:
         SpmdZeroConfigError: `train_micro_batch_size_per_gpu` is no multiple of the local devices,
-            or there is no config that can be read.
+            or the config can't be read.
     """
     config = copy.deepcopy(read(config))
-    # accelerate's way to say "never" (`accelerate/utils/dataclasses.py`, `DeepSpeedPlugin`).
+    # accelerate writes infinity for "never" (`accelerate/utils/dataclasses.py`, `DeepSpeedPlugin`).
     if config.get("steps_per_print") == math.inf:
         del config["steps_per_print"]
     rows, devices = config.get(ROWS), runtime.local_device_count()

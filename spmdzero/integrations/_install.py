@@ -1,4 +1,4 @@
-"""The name `deepspeed`, for one process or for an environment."""
+"""Makes spmdzero importable as `deepspeed`, for one process or for an environment."""
 
 import importlib.util
 import os
@@ -27,14 +27,14 @@ _STANDS = (
 
 
 def install() -> None:
-    """Has `import deepspeed`, here and in transformers, accelerate and Lightning, give spmdzero.
+    """Makes `import deepspeed`, here and in transformers, accelerate and Lightning, give spmdzero.
 
-    For this process, beside a DeepSpeed that may be installed. Call it before any of them is
-    imported: accelerate and transformers choose a backend of their own for torch_xla when they
-    are, which trains without ZeRO.
+    It holds for this process, even if DeepSpeed is installed. Call it before any of these packages
+    is imported: when they are imported, accelerate and transformers choose a backend of their own
+    for torch_xla, which trains without ZeRO.
 
     Raises:
-        SpmdZeroUsageError: DeepSpeed, or one of them with that backend, is imported already.
+        SpmdZeroUsageError: DeepSpeed, or a package with that backend, is imported already.
     """
     known = sys.modules.get(NAME)
     if known is not None and getattr(known, "initialize", None) is initialize:
@@ -53,7 +53,7 @@ def install() -> None:
 
 
 def follow_clients() -> None:
-    """Tells clients, as they are imported, what they can't find out here."""
+    """Adapts clients when they are imported, for facts that they can't find out here."""
     _trainer.follow_imports()
     _accelerate.follow_imports()
     after_import("lightning", _tell_lightning)
@@ -67,13 +67,13 @@ def _tell_lightning(_: ModuleType) -> None:
 
 
 def take_the_name(module: ModuleType) -> None:
-    """As `install`, for the environment in which the distribution spmdzero-deepspeed is installed.
+    """Does what `install` does, in an environment with the distribution spmdzero-deepspeed.
 
     Args:
-        module: its file `deepspeed`, which is being imported.
+        module: the distribution's module `deepspeed`, which is being imported.
 
     Raises:
-        SpmdZeroUsageError: as `install`.
+        SpmdZeroUsageError: as in `install`.
     """
     refuse_other_backends()
     sys.meta_path.insert(0, _Finder(package=False))
@@ -81,10 +81,10 @@ def take_the_name(module: ModuleType) -> None:
 
 
 def refuse_other_backends() -> None:
-    """Turns off what transformers and accelerate do with torch_xla by themselves.
+    """Turns off the backends that transformers and accelerate have for torch_xla.
 
     Raises:
-        SpmdZeroUsageError: one is imported, and has it on.
+        SpmdZeroUsageError: such a package is imported, and its backend is on.
     """
     for name in ("accelerate.utils.imports", "transformers.utils.import_utils"):
         module = sys.modules.get(name)
@@ -104,7 +104,7 @@ def refuse_other_backends() -> None:
 
 
 def fill(module: ModuleType) -> None:
-    """Makes `module` what `import deepspeed` gives."""
+    """Gives `module` the names of the package deepspeed."""
 
     def attribute(name: str) -> Any:
         try:
@@ -123,7 +123,7 @@ def fill(module: ModuleType) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds the package, unless a file has it, what is below it, and the metadata of that name."""
+    """Finds the submodules of deepspeed and, with `package`, the package and its metadata."""
 
     def __init__(self, *, package: bool) -> None:
         self._package = package
@@ -143,16 +143,16 @@ class _Finder(MetaPathFinder):
     def find_distributions(
         self, context: DistributionFinder.Context | None = None
     ) -> Iterable[Distribution]:
-        """The metadata, by which accelerate and transformers know that DeepSpeed is there."""
+        """The metadata by which accelerate and transformers see that DeepSpeed is installed."""
         named = getattr(context, "name", None)
         return [_Metadata()] if self._package and named == NAME else []
 
 
 def _module_for(below: str) -> ModuleSpec:
-    """The module of spmdzero's that `deepspeed.<below>` is.
+    """The spec of the module of spmdzero that `deepspeed.<below>` names.
 
     Raises:
-        RefusedImportError: there is none.
+        RefusedImportError: there is no such module.
     """
     found = None
     try:
@@ -162,7 +162,7 @@ def _module_for(below: str) -> ModuleSpec:
         refusal.name = f"{NAME}.{below}"
         raise
     except ModuleNotFoundError:
-        # What it would be in is a module, and no package.
+        # The parent is a module, not a package.
         pass
     if found is None:
         error = RefusedImportError(f"No module named '{NAME}.{below}': {_STANDS}")
@@ -173,7 +173,7 @@ def _module_for(below: str) -> ModuleSpec:
 
 class _Package(Loader):
     def create_module(self, spec: ModuleSpec) -> None:
-        """Leaves the making to importlib."""
+        """Lets importlib create the module."""
 
     def exec_module(self, module: ModuleType) -> None:
         """Fills the module."""
@@ -181,26 +181,26 @@ class _Package(Loader):
 
 
 class _Same(Loader):
-    """Gives a module of spmdzero's, so that both names have one state."""
+    """Loads a module of spmdzero under a second name, so that both names share its state."""
 
     def __init__(self, real: ModuleSpec) -> None:
         self._real = real
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Leaves the making to importlib."""
+        """Lets importlib create the module."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Puts the other module in this one's place, which is what importlib returns."""
+        """Puts spmdzero's module in this one's place in `sys.modules`, which importlib returns."""
         sys.modules[module.__name__] = import_module(self._real.name)
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """What `python -m deepspeed.launcher.runner` runs."""
+        """The code that `python -m deepspeed.launcher.runner` runs."""
         return code_of(self._real)
 
 
 class _Metadata(Distribution):
     def read_text(self, filename: str) -> str | None:
-        """What a file of the metadata says."""
+        """The text of a file of the metadata."""
         if filename != "METADATA":
             return None
         return (
@@ -209,5 +209,5 @@ class _Metadata(Distribution):
         )
 
     def locate_file(self, path: Any) -> Any:
-        """There are no files."""
+        """Returns `path` as it is: the distribution has no files."""
         return path

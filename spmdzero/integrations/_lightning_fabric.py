@@ -14,12 +14,12 @@ from spmdzero.integrations._lightning_host import join, own_config, refuse_accel
 
 
 class SpmdZeroFabricStrategy(DeepSpeedStrategy):
-    """Trains with an engine of spmdzero's, on all devices of this host from one process.
+    """Trains with an engine of spmdzero, on all devices of this host from one process.
 
-    Arguments are those of Fabric's `DeepSpeedStrategy`. How many rows a batch has, of all devices
-    together, says the first loader that is set up; or `train_micro_batch_size_per_gpu` in a config.
-    Without a config nothing is clipped, as the Trainer has it; in one, DeepSpeed's default is
-    `"gradient_clipping": 1.0`.
+    Arguments are those of Fabric's `DeepSpeedStrategy`. The number of rows of a batch, of all
+    devices together, comes from the first loader that is set up, or from
+    `train_micro_batch_size_per_gpu` in a config. Without a config nothing is clipped, as with the
+    Trainer; with a config, DeepSpeed's default is `"gradient_clipping": 1.0`.
     """
 
     def __init__(self, *args: Any, config: Any = None, **kwargs: Any) -> None:
@@ -32,7 +32,7 @@ class SpmdZeroFabricStrategy(DeepSpeedStrategy):
 
     @property
     def root_device(self) -> torch.device:
-        """Where batches go: they stay."""
+        """The CPU, where batches stay."""
         return torch.device("cpu")
 
     @property
@@ -42,14 +42,14 @@ class SpmdZeroFabricStrategy(DeepSpeedStrategy):
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
-        """Makes the name known."""
+        """Registers this strategy as "spmdzero"."""
         register(strategy_registry, cls)
 
     def _configure_launcher(self) -> None:
         refuse_accelerator(self.accelerator, self.num_processes, of="Fabric")
 
     def setup_environment(self) -> None:
-        """As `DeepSpeedStrategy`, which would refuse every accelerator but CUDA."""
+        """Sets up the processes without `DeepSpeedStrategy`'s check, which accepts only CUDA."""
         ParallelStrategy.setup_environment(self)
         self._setup_distributed()
 
@@ -64,10 +64,10 @@ class SpmdZeroFabricStrategy(DeepSpeedStrategy):
             self._config_initialized = True
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """Learns from the first loader how many rows a batch has.
+        """Takes the number of rows of a batch from the first loader.
 
         Raises:
-            SpmdZeroConfigError: the devices can't share them.
+            SpmdZeroConfigError: the devices can't share the rows.
         """
         rows = getattr(dataloader, "batch_size", None)
         if rows is not None and not self._knows_rows:
@@ -78,10 +78,10 @@ class SpmdZeroFabricStrategy(DeepSpeedStrategy):
         return super().process_dataloader(dataloader)
 
     def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
-        """Ends a micro-batch of the engine, which steps where the config says that it does.
+        """Ends a micro-batch of the engine; the config decides which micro-batch ends a step.
 
         Raises:
-            SpmdZeroUsageError: as `Engine.step`; or there is a closure.
+            SpmdZeroUsageError: as in `Engine.step`; or there is a closure.
         """
         if kwargs.get("closure") is not None:
             raise SpmdZeroUsageError(

@@ -1,4 +1,4 @@
-"""What Lightning is told of this host: one process, whose one device is the CPU."""
+"""Presents this host to Lightning as one process with one device, the CPU."""
 
 import os
 from typing import Any
@@ -12,11 +12,11 @@ from spmdzero.errors import SpmdZeroUsageError
 
 
 def refuse_accelerator(accelerator: Any, processes: int, *, of: str) -> None:
-    """Raises SpmdZeroUsageError for what would move batches elsewhere, or start processes.
+    """Raises SpmdZeroUsageError if Lightning would move batches to devices, or start processes.
 
     Args:
-        accelerator: Lightning's.
-        processes: how many it would have on this host.
+        accelerator: Lightning's accelerator.
+        processes: number of processes that it would have on this host.
         of: ``"Trainer"`` or ``"Fabric"``, for the message.
     """
     name = type(accelerator).__name__
@@ -35,15 +35,15 @@ def refuse_accelerator(accelerator: Any, processes: int, *, of: str) -> None:
 
 
 def join(strategy: Any, config: Any, *, of: str) -> None:
-    """Takes the config's backend, connects the hosts if several, and tells Lightning its place.
+    """Chooses the config's backend, connects several hosts, and gives Lightning the host's rank.
 
     Args:
-        strategy: whose ranks Lightning has set by what it knows of the launcher.
-        config: DeepSpeed's, as a dict or not yet read.
-        of: as above.
+        strategy: a strategy whose ranks Lightning has set from the launcher's environment.
+        config: DeepSpeed's config, as a dict or not yet read.
+        of: ``"Trainer"`` or ``"Fabric"``, for the message.
 
     Raises:
-        SpmdZeroUsageError: Lightning was told of another number of hosts, or has another place.
+        SpmdZeroUsageError: Lightning has a different number of hosts, or a different rank.
     """
     if isinstance(config, dict):
         choose(backend_of(config))
@@ -69,7 +69,7 @@ def join(strategy: Any, config: Any, *, of: str) -> None:
 
 
 def own_config(given: Any, strategy: Any) -> bool:
-    """Whether `strategy.config` is its own, for want of a `given` one; leaves NVMe out of that."""
+    """Whether `strategy.config` is its default, without a `given` config; removes NVMe from it."""
     if given is not None or strategy.DEEPSPEED_ENV_VAR in os.environ:
         return False
     del strategy.config["aio"]

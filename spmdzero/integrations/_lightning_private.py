@@ -1,4 +1,4 @@
-"""The private names of Lightning that its strategy here stands on: 2.6's, no other release's."""
+"""The private names of Lightning that the strategies need: those of release 2.6 only."""
 
 import contextlib
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _RELEASE = "2.6"
 
 
 def require_release() -> None:
-    """Raises SpmdZeroUsageError for a release that may keep its state elsewhere."""
+    """Raises SpmdZeroUsageError for a release that may keep its state in different places."""
     if not __version__.startswith(f"{_RELEASE}."):
         raise SpmdZeroUsageError(
             f"lightning {__version__}: spmdzero's strategy is made for lightning {_RELEASE}, whose "
@@ -27,7 +27,7 @@ def require_release() -> None:
 def replaced_in_steps(
     module: LightningModule, *, trainer: Any, device: torch.device
 ) -> list[tuple[dict[str, Any], str, Any]]:
-    """What steps are to find elsewhere: a place, a key, and the value that belongs there."""
+    """Values that steps should find in the module: a dict, a key, and the value for it."""
     places: list[tuple[dict[str, Any], str, Any]] = []
     for part in module.modules():
         if isinstance(part, _DeviceDtypeModuleMixin):
@@ -38,14 +38,14 @@ def replaced_in_steps(
 
 
 def know_metrics(module: LightningModule) -> None:
-    """Fills what `self.log(name, metric)` looks up, and would add to the module at the first."""
+    """Fills the table of metrics that the first `self.log(name, metric)` would add."""
     known = {id(part): name for name, part in module.named_modules() if isinstance(part, Metric)}
     module._metric_attributes = known or None
 
 
 @contextlib.contextmanager
 def inside_hook(module: LightningModule, name: str) -> Iterator[None]:
-    """Inside, `self.log` belongs to that hook."""
+    """Makes `self.log` inside the context belong to the hook `name`."""
     before, module._current_fx_name = module._current_fx_name, name
     try:
         yield
@@ -59,12 +59,12 @@ def keep_samplers(trainer: Trainer) -> None:
 
 
 def ends_step(trainer: Trainer) -> bool:
-    """Whether the micro-batch is the last of its step, which ends with the epoch too."""
+    """Whether the micro-batch is the last of its step; the end of an epoch ends a step too."""
     return not trainer.fit_loop._should_accumulate()
 
 
 def rows_of_loader(trainer: Trainer) -> int | None:
-    """The `batch_size` of the loader that is trained on; None for one that has none."""
+    """The `batch_size` of the training loader, or None if it has none."""
     source = trainer.fit_loop._data_source
     loader = source.dataloader() if source.is_defined() else None
     return getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
@@ -81,13 +81,13 @@ def metrics_of(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, dict[
 
 
 def tensors_of(module: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
-    """Each parameter and buffer of `module`: the dict that holds it, its key there, itself."""
+    """Each parameter and buffer of `module`: the dict that holds it, its key, and the tensor."""
     places = [held for part in module.modules() for held in (part._parameters, part._buffers)]
     return [(held, name, tensor) for held in places for name, tensor in held.items()]
 
 
 def tie_as(placed: list[tuple[dict[str, Any], str, Any]]) -> None:
-    """Ties what was tied in `tensors_of`: torch unties what it moves from XLA's devices."""
+    """Ties the tensors that were tied in `placed`: torch unties tensors moved off XLA devices."""
     now: dict[int, Any] = {}
     for held, name, tensor in placed:
         if tensor is not None:

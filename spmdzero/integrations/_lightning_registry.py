@@ -1,4 +1,4 @@
-"""Where Lightning looks for `strategy="spmdzero"`: it has no entry points for strategies."""
+"""Registers `strategy="spmdzero"` with Lightning, which has no entry points for strategies."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ from spmdzero.integrations._replaced import in_place_of
 
 
 def count_no_tpus() -> None:
-    """Has Lightning find no TPUs of its own: its one device is the CPU.
+    """Makes Lightning find no TPUs of its own: its one device is the CPU.
 
-    It counts them by torch_xla wherever that is installed, whichever accelerator it is told, and
-    a process in which torch_xla is imported can't have the JAX backend any more.
+    It counts TPUs with torch_xla if that is installed, whatever accelerator is chosen, and a
+    process that has imported torch_xla can't use the JAX backend any more.
     """
 
     @in_place_of(XLAAccelerator, "auto_device_count")
@@ -24,6 +24,6 @@ def count_no_tpus() -> None:
 
 
 def register_strategies() -> None:
-    """Makes the name known to the Trainer and to Fabric."""
+    """Registers the strategies with the Trainer and with Fabric."""
     SpmdZeroStrategy.register_strategies(StrategyRegistry)
     SpmdZeroFabricStrategy.register_strategies(STRATEGY_REGISTRY)

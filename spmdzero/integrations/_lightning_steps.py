@@ -23,25 +23,25 @@ from spmdzero.integrations._recorded_calls import (
     CallResult,
     CallTarget,
     RecordedCalls,
+    RecordedList,
     awaits_results,
     returned_of,
 )
-from spmdzero.integrations._recorded_list import RecordedList
-from spmdzero.integrations._trainer_reads import TrainerReads
+from spmdzero.integrations._trainer import TrainerReads
 
 
 class LightningSteps:
-    """Calls `training_step` and its like through `engine`, and logs for them.
+    """Calls `training_step` and the other steps through `engine`, and logs for them.
 
-    While a step's Python runs, it finds other objects in some places of its module: `self.log`
-    takes notes (`RecordedCalls`), a metric is a stand-in that does so too, `self.trainer` tells
-    what was read of it, and `self.device` is where the tensors are. They are the same objects at
-    each step, so that the engine sees that nothing has changed.
+    While a step's Python runs, some attributes of its module are replaced: `self.log` records calls
+    (`RecordedCalls`), a stand-in for a metric does so too, `self.trainer` remembers which values
+    were read, and `self.device` is the device of the tensors. The replacements are the same objects
+    at each step, so that the engine sees no change.
 
     Args:
-        module: the user's.
-        trainer: whose loop it is.
-        engine: whose `module` it is.
+        module: the user's module.
+        trainer: the trainer that runs the loop.
+        engine: the engine that trains the module.
     """
 
     def __init__(self, module: LightningModule, trainer: Trainer, engine: ClientEngine) -> None:
@@ -64,18 +64,18 @@ class LightningSteps:
         self._waiting: Callable[[], Any] | None = None
 
     def __call__(self, method: str, *args: Any, later: bool = False, **kwargs: Any) -> Any:
-        """What the step returned, as global tensors.
+        """Runs a step; returns its outputs as global tensors.
 
         Args:
-            method: ``"training_step"``, for example.
-            args, kwargs: of the step.
-            later: what it logs may wait for `finish`.
+            method: the step's name, for example ``"training_step"``.
+            args, kwargs: the step's arguments.
+            later: whether its log calls may wait for `finish`.
 
         Raises:
-            SpmdZeroUsageError: as `Engine.forward`; or the step does with a metric what can't be
-                done inside of a forward.
+            SpmdZeroUsageError: as in `Engine.forward`; or the step uses a metric in a way that is
+                impossible inside of a forward.
         """
-        # Of a step that returned no loss, which nothing has ended.
+        # The step before may have returned no loss, and then nothing has finished it.
         self.finish()
         step = getattr(self._module, method)
         named = inspect.signature(step).bind(*args, **kwargs).arguments
@@ -85,7 +85,7 @@ class LightningSteps:
             inputs = {"step": method, "arguments": dict(named), "reads": self._reads.now()}
             output = self._engine(**inputs)
         if not torch.is_grad_enabled():
-            # Values that are read one by one would each be a program with a forward of its own.
+            # If the values were read one by one, each would need a program with its own forward.
             runtime.sync()
             output = map_tensors(output, lambda _, tensor: tensor.cpu())
         factor = runtime.local_device_count() if self._engine.shares_rows((), inputs) else 1
@@ -95,7 +95,7 @@ class LightningSteps:
         return returned_of(output)
 
     def finish(self) -> Any:
-        """Makes the calls that wait, if any; returns what the step returned."""
+        """Makes the waiting calls, if any; returns the step's outputs."""
         waiting, self._waiting = self._waiting, None
         return waiting() if waiting is not None else None
 
@@ -104,7 +104,7 @@ class LightningSteps:
             return self._calls.make(output, given=functools.partial(_given, replicas))
 
     def _recorded_lists(self) -> list[tuple[dict[str, Any], str, Any]]:
-        """The module's lists, but for those that steps only read: the engine watches these."""
+        """The module's lists, except those that steps only read, which the engine watches."""
         found: list[tuple[dict[str, Any], str, Any]] = []
         for name, value in vars(self._module).items():
             if type(value) is not list:
@@ -118,7 +118,7 @@ class LightningSteps:
         return found
 
     def _run(self, *, step: str, arguments: Mapping[str, Any], reads: Any) -> Any:
-        """The module's forward as the engine sees it; `reads` only tells kinds of it apart."""
+        """The module's forward for the engine; `reads` only distinguishes kinds of the forward."""
         method = getattr(self._module, step)
         bound = inspect.signature(method).bind_partial()
         bound.arguments.update(arguments)
@@ -130,7 +130,7 @@ class LightningSteps:
         return functools.reduce(getattr, path.split("."), self._module) if path else self._module
 
     def _leave_index_out(self, step: Callable[..., Any], named: dict[str, Any]) -> None:
-        """Has a step that never reads its `batch_idx` be called with one number always."""
+        """Gives a step that never reads its `batch_idx` the same number at each call."""
         names = list(named)
         if len(names) > 1 and not _reads_parameter(step, names[1]):
             named[names[1]] = 0
@@ -176,7 +176,7 @@ def _log(module: LightningModule, calls: RecordedCalls, *args: Any, **kwargs: An
     options = {key: value for key, value in given.items() if key not in ("self", "name", "value")}
     name, value, graph = given["name"], given["value"], options.get("enable_graph", False)
     reduction = options.get("reduce_fx", "mean")
-    # A metric's value is that of all rows.
+    # A metric's value is computed from all rows.
     of_metric = isinstance(value, CallTarget | CallResult)
     if reduction not in ("mean", torch.mean) and not of_metric:
         raise SpmdZeroUsageError(
@@ -219,11 +219,12 @@ def _refuse_gather(*_: Any, **__: Any) -> NoReturn:
 
 
 def _given(replicas: int, call: Call) -> Call:
-    """What is called: a metric with numbers on the host, all else with some that are read later.
+    """The call to make: a metric gets values on the host, other targets get deferred tensors.
 
     Args:
-        replicas: how many shared the rows, of which a step counts its own as `batch_size`.
-        call: as it was noted.
+        replicas: number of replicas that shared the rows; a step's `batch_size` counts its own
+            rows.
+        call: the recorded call.
     """
 
     def convert(_: str, tensor: Any) -> Any:
@@ -241,7 +242,7 @@ def _given(replicas: int, call: Call) -> Call:
 
 @contextlib.contextmanager
 def values_in(places: list[tuple[dict[str, Any], str, Any]]) -> Iterator[None]:
-    """Inside, `place[key]` is `value`, for each; keys that were there keep their order."""
+    """Sets `place[key]` to `value` inside the context, for each; existing keys keep their order."""
     before = [(place, key, key in place, place.get(key)) for place, key, _ in places]
     for place, key, value in places:
         place[key] = value
@@ -250,7 +251,7 @@ def values_in(places: list[tuple[dict[str, Any], str, Any]]) -> Iterator[None]:
     finally:
         for (place, key, was_there, earlier), (_, _, value) in zip(before, places, strict=True):
             if place.get(key) is not value:
-                # Somebody assigned another meanwhile.
+                # The user's code assigned a new value meanwhile.
                 continue
             if was_there:
                 place[key] = earlier
@@ -264,7 +265,7 @@ def _takes_any(step: Callable[..., Any]) -> bool:
 
 
 def _reads_parameter(step: Callable[..., Any], name: str) -> bool:
-    """Whether the code of `step` may look at the parameter `name`; True where nobody can say."""
+    """Whether the code of `step` may read the parameter `name`; True if that can't be known."""
     code = getattr(getattr(step, "__func__", step), "__code__", None)
     if code is None or name not in code.co_varnames or name in code.co_cellvars:
         return True

@@ -21,14 +21,14 @@ from spmdzero.integrations._lightning_steps import LightningSteps, values_in
 
 
 class SpmdZeroStrategy(DeepSpeedStrategy):
-    """Trains with an engine of spmdzero's, on all devices of this host from one process.
+    """Trains with an engine of spmdzero, on all devices of this host from one process.
 
     Arguments are those of Lightning's `DeepSpeedStrategy`: `stage`, `config`, `loss_scale` and so
-    on. To Lightning there is one device, the CPU, where batches stay: the engine uploads each
-    device its rows. A loader's `batch_size` counts the rows of all devices together.
+    on. Lightning sees one device, the CPU, where batches stay: the engine uploads each device its
+    rows. A loader's `batch_size` counts the rows of all devices together.
 
-    A step of gradient accumulation ends where it does without a strategy: after
-    `accumulate_grad_batches` batches, and with the last batch of an epoch.
+    A step of gradient accumulation ends as without a strategy: after `accumulate_grad_batches`
+    batches, and with the last batch of an epoch.
     """
 
     strategy_name = "spmdzero"
@@ -39,29 +39,30 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
         own_config(config, self)
         self._told_rows = isinstance(self.config, dict) and ROWS in self.config
         self._steps: LightningSteps | None = None
-        # Where the module had its tensors on the devices, once it was taken to the CPU.
+        # The module's tensors on the devices, kept after `teardown` has moved the module to the
+        # CPU.
         self._placed: list[tuple[dict[str, Any], str, Any]] = []
 
     @property
     def root_device(self) -> torch.device:
-        """Where batches go: they stay."""
+        """The CPU, where batches stay."""
         return torch.device("cpu")
 
     @property
     def handles_gradient_accumulation(self) -> bool:
-        """False: Lightning says where a step ends, and the engine is told."""
+        """False: Lightning decides where a step ends, and tells the engine."""
         return False
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
-        """Makes the name known."""
+        """Registers this strategy as "spmdzero"."""
         register(strategy_registry, cls)
 
     def _configure_launcher(self) -> None:
         refuse_accelerator(self.accelerator, self.num_processes, of="Trainer")
 
     def setup_environment(self) -> None:
-        """As `DeepSpeedStrategy`, which would refuse every accelerator but CUDA."""
+        """Sets up the processes without `DeepSpeedStrategy`'s check, which accepts only CUDA."""
         ParallelStrategy.setup_environment(self)
         self.setup_distributed()
 
@@ -75,8 +76,8 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
         """Makes the engine.
 
         Raises:
-            SpmdZeroUsageError: what an engine doesn't do is asked for: manual optimization, or
-                `sync_batchnorm`.
+            SpmdZeroUsageError: the user asks for manual optimization or `sync_batchnorm`, which an
+                engine doesn't support.
         """
         module = self.lightning_module
         assert module is not None
@@ -84,11 +85,11 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
         self._refuse(module, fits=fits)
         if self.world_size == 1:
             private.keep_samplers(trainer)
-            # Its process group is for those who ask whether there is one: it has all rows.
+            # The process has all rows; its process group only answers code that asks for one.
             warnings.filterwarnings("ignore", "It is recommended to use `self.log.*sync_dist=True")
         self._steps, self._placed = None, []
         if fits and not self._told_rows and self._config_initialized:
-            # What an evaluation, or another loader, has left.
+            # The config may have the rows of an evaluation, or of an earlier loader.
             assert isinstance(self.config, dict)
             self.config[ROWS] = self._auto_select_batch_size()
         super().setup(trainer)
@@ -113,7 +114,7 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
         if trainer.state.fn != TrainerFn.FITTING:
-            # No loader is trained on, and what is evaluated has any number of rows.
+            # There is no training loader, and an evaluated batch may have any number of rows.
             return runtime.local_device_count()
         rows = private.rows_of_loader(trainer)
         if rows is None:
@@ -125,30 +126,30 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
 
     def _initialize_deepspeed_inference(self, model: Any) -> None:
         assert isinstance(self.config, dict)
-        # Below stage 3 nothing of an evaluation is a shard.
+        # Below stage 3 an evaluation has no shards.
         names = ("fp16", "bf16", "spmd", *(("zero_optimization",) if self.zero_stage_3 else ()))
         kept = {key: self.config[key] for key in names if key in self.config}
-        # In evaluation mode any number of rows will do.
+        # In evaluation mode any number of rows is allowed.
         config = {ROWS: runtime.local_device_count(), **kept}
         self.model, *_ = initialize_for_client(config=config, model=model)
 
     def model_to_device(self) -> None:
-        """Nothing: the engine has put the module where it trains."""
+        """Does nothing: the engine has put the module on the devices."""
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs it in the engine's forward; what it logs is logged when the step is under way."""
+        """Runs `training_step` in the engine's forward; its log calls are made after the start."""
         return self._call_step("training_step", *args, later=True, **kwargs)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs it in the engine's forward."""
+        """Runs `validation_step` in the engine's forward."""
         return self._call_step("validation_step", *args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs it in the engine's forward."""
+        """Runs `test_step` in the engine's forward."""
         return self._call_step("test_step", *args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs it in the engine's forward."""
+        """Runs `predict_step` in the engine's forward."""
         return self._call_step("predict_step", *args, **kwargs)
 
     def _call_step(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -156,16 +157,16 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
         return self._steps(method, *args, **kwargs)
 
     def block_backward_sync(self) -> Any:
-        """Nothing: where gradients are reduced is the plan's to say."""
+        """Does nothing: the plan decides where gradients are reduced."""
         return contextlib.nullcontext()
 
     def backward(
         self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
-        """Accumulates gradients; ends the micro-batch, unless `optimizer_step` will.
+        """Accumulates gradients; ends the micro-batch, unless `optimizer_step` will end it.
 
-        Lightning has divided the loss by `accumulate_grad_batches` already, and DeepSpeed's engine
-        would divide it once more.
+        Lightning has already divided the loss by `accumulate_grad_batches`, and DeepSpeed's engine
+        would divide it again.
         """
         assert self.lightning_module is not None
         assert self._steps is not None
@@ -180,7 +181,7 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
         return loss
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the last micro-batch of a step, and ends it."""
+        """Runs the last micro-batch of a step, and ends the step."""
         result = super().optimizer_step(*args, **kwargs)
         if self._steps is not None:
             self._steps.finish()
@@ -189,7 +190,7 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
-        """Saves a folder, as `DeepSpeedStrategy`."""
+        """Saves the checkpoint as a folder, as `DeepSpeedStrategy` does."""
         read = map_tensors(
             checkpoint, lambda _, t: t.read() if isinstance(t, DeferredTensor) else t
         )
@@ -197,7 +198,7 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
             super().save_checkpoint(read, filepath, storage_options)
 
     def teardown(self) -> None:
-        """Takes the module's parameters to the CPU; the engine keeps its own, to be saved."""
+        """Moves the module's parameters to the CPU; keeps those on the devices for a later save."""
         module, optimizers = self.lightning_module, self.optimizers
         if module is not None and self._steps is not None:
             self._placed = private.tensors_of(module)

@@ -1,9 +1,9 @@
-"""Calls that a step makes of what is not the model: noted in the forward, made when it is over.
+"""Records the calls of a step to objects outside the model, and makes them after the forward.
 
-Lightning runs a step inside the engine's forward, where a tensor belongs to one replica. What the
-step logs, and what it hands to metrics, therefore leaves the forward as an output like any other,
-and the call is made outside with the tensor of all replicas. A forward that is replayed runs no
-Python: what is to be called is read from the output, never from what happened while it was traced.
+Lightning runs a step inside the engine's forward, where a tensor belongs to one replica. So a
+tensor that the step logs or passes to a metric leaves the forward as an output, and the call is
+made outside with the tensor of all replicas. A replayed forward runs no Python: the calls are read
+from the output, never from a trace.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from spmdzero.backend import map_tensors
 from spmdzero.errors import SpmdZeroUsageError
 
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.Tensor)
@@ -20,12 +21,13 @@ _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.Tensor)
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call to be made.
+    """One recorded call.
 
     Attributes:
         target: path of the object, "" for the LightningModule itself.
-        method: its name.
-        args, kwargs: with `_Result`, `_Target` and `_Kept` in the place of what can't be compared.
+        method: name of the method.
+        args, kwargs: the arguments, with `_Result`, `_Target` and `_Kept` in place of objects that
+            can't be compared.
     """
 
     target: str
@@ -50,13 +52,13 @@ class _Kept:
 
 
 class CallResult:
-    """What a noted call will return, and nobody knows yet: it can be logged and returned."""
+    """The unknown result of a recorded call, which a step can log and return."""
 
     def __init__(self, call: int, name: str) -> None:
         self._call, self._name = call, name
 
     def refuse(self, *_: Any, **__: Any) -> NoReturn:
-        """Raises SpmdZeroUsageError."""
+        """Raises SpmdZeroUsageError for any computation with the result."""
         raise SpmdZeroUsageError(
             f"the step computes with what {self._name}(...) returned. Metrics live on the host and "
             "are called when the step is over, with the rows of all devices: self.log their "
@@ -64,7 +66,7 @@ class CallResult:
         )
 
     def __getattr__(self, name: str) -> Any:
-        # Protocols ask for names of this form whether there is anything.
+        # Protocols look up such names to test for support.
         if name.startswith("__"):
             raise AttributeError(name)
         self.refuse()
@@ -76,16 +78,16 @@ class CallResult:
 
 
 class CallTarget:
-    """What a stand-in has in common: it knows the path of the object that it stands for."""
+    """Base class of stand-ins, which know the path of the object that they replace."""
 
     path: str
 
 
 class RecordedCalls:
-    """Notes calls while a forward runs, and makes them from its output.
+    """Records calls while a forward runs, and makes them from its output.
 
     Args:
-        resolve: the object of a path, outside of the forward.
+        resolve: returns the object of a path, outside of the forward.
     """
 
     def __init__(self, resolve: Callable[[str], Any]) -> None:
@@ -99,13 +101,13 @@ class RecordedCalls:
         return self._calls is not None
 
     def noted(self, target: str, method: str) -> list[Any]:
-        """What this forward has handed to a method of one argument so far."""
+        """The arguments that this forward has passed so far to a method of one argument."""
         calls = (self._calls or {}).values()
         return [call.args[0] for call in calls if (call.target, call.method) == (target, method)]
 
     @contextlib.contextmanager
     def record(self) -> Iterator[None]:
-        """Around the Python of a forward, which may run inside of a backward too."""
+        """Records calls inside the context: the Python of a forward, perhaps within a backward."""
         before, self._calls = self._calls, {}
         try:
             yield
@@ -115,7 +117,7 @@ class RecordedCalls:
     def note(
         self, target: str, method: str, *args: Any, label: str = "", **kwargs: Any
     ) -> CallResult:
-        """Takes note of a call; `label` says in errors which of several it is."""
+        """Records a call; `label` tells several calls apart in errors."""
         assert self._calls is not None
         number, name = len(self._calls), f"self.{target}.{method}".replace("..", ".")
         self._calls[f"{number} {name}({label})"] = Call(
@@ -124,20 +126,20 @@ class RecordedCalls:
         return CallResult(number, name)
 
     def output(self, returned: Any) -> Any:
-        """What the forward returns: what the step returned, and the calls if there are any.
+        """The forward's output: the step's outputs, together with the calls if there are any.
 
-        The empty key leaves the paths of the outputs, by which a config may declare them.
+        The empty key keeps the paths of the outputs, by which a config may declare them.
         """
         if not self._calls:
             return returned
         return {"": _swap(returned, self._of_result), "calls": dict(self._calls)}
 
     def make(self, output: Any, *, given: Callable[[Call], Call]) -> Any:
-        """Makes the calls of a forward's output, in their order; returns what the step returned.
+        """Makes the calls in a forward's output, in their order; returns the step's outputs.
 
         Args:
-            output: what `output` returned, with global tensors.
-            given: takes a call as it was noted; returns it as it is made.
+            output: the result of the method `output`, with global tensors.
+            given: takes a recorded call; returns the call to make.
         """
         results: list[Any] = []
 
@@ -175,17 +177,17 @@ class RecordedCalls:
 
 
 def calls_of(output: Any) -> dict[str, Call]:
-    """The calls that a forward's output asks for."""
+    """The calls in a forward's output."""
     return output["calls"] if _holds_calls(output) else {}
 
 
 def returned_of(output: Any) -> Any:
-    """What the step itself returned; results of calls are still missing in it."""
+    """The step's outputs in a forward's output, still without the results of calls."""
     return output[""] if _holds_calls(output) else output
 
 
 def awaits_results(returned: Any) -> bool:
-    """Whether what the step returned holds the result of a call."""
+    """Whether the step's outputs hold the result of a call."""
     found: list[Any] = []
     _swap(returned, lambda value: found.append(value) if isinstance(value, _Result) else value)
     return bool(found)
@@ -203,3 +205,80 @@ def _swap(tree: Any, function: Callable[[Any], Any]) -> Any:
         items = [_swap(item, function) for item in tree]
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
     return function(tree)
+
+
+class RecordedList(list[Any], CallTarget):
+    """Replaces a list of the module while a step runs; the step's appends are made after it.
+
+    Seen from outside of a step it is empty, and so the same at each step. A step that reads it
+    finds the list's items and those that the step has appended.
+
+    Args:
+        path: the list's attribute in the module.
+        calls: records the appends.
+
+    Attributes:
+        real: the module's list.
+        was_read, was_extended: whether any step has read it, or appended to it.
+    """
+
+    def __init__(self, path: str, calls: RecordedCalls) -> None:
+        super().__init__()
+        self.path, self.calls = path, calls
+        self.real: list[Any] = []
+        self.was_read = self.was_extended = False
+
+    def append(self, value: Any) -> None:
+        """Records the append of `value`; a tensor leaves the step without its graph."""
+        if not self.calls.recording:
+            super().append(value)
+            return
+        self.was_extended = True
+        detached = map_tensors(value, lambda _, tensor: tensor.detach())
+        self.calls.note(self.path, "append", detached)
+
+    def extend(self, values: Any) -> None:
+        """Appends each of `values`."""
+        for value in values:
+            self.append(value)
+
+    def __iadd__(self, values: Any) -> Any:
+        self.extend(values)
+        return self
+
+
+def _read(name: str) -> Callable[..., Any]:
+    def call(self: RecordedList, *args: Any) -> Any:
+        if not self.calls.recording:
+            return getattr(list, name)(self, *args)
+        self.was_read = True
+        # The stand-in keeps no items of its own, which a trace would not allow.
+        items = [*self.real, *self.calls.noted(self.path, "append")]
+        return getattr(items, name)(*args)
+
+    return call
+
+
+def _write(name: str) -> Callable[..., Any]:
+    def call(self: RecordedList, *args: Any) -> Any:
+        if not self.calls.recording:
+            return getattr(list, name)(self, *args)
+        self.was_read = True
+        if self.was_extended:
+            raise SpmdZeroUsageError(
+                f"self.{self.path}.{name}(...) inside of a step that appends to the list: what is "
+                "appended gets there when the step is over. Do it in a hook, on_train_batch_end "
+                "for example"
+            )
+        return getattr(self.real, name)(*args)
+
+    return call
+
+
+for _name in (
+    *("__len__", "__iter__", "__getitem__", "__contains__", "__reversed__", "__eq__", "__ne__"),
+    *("__add__", "__mul__", "__repr__", "copy", "count", "index"),
+):
+    setattr(RecordedList, _name, _read(_name))
+for _name in ("__setitem__", "__delitem__", "clear", "insert", "pop", "remove", "reverse", "sort"):
+    setattr(RecordedList, _name, _write(_name))

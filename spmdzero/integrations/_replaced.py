@@ -1,4 +1,4 @@
-"""Functions of clients that do something else where spmdzero's engine trains."""
+"""Replaces functions of clients."""
 
 import functools
 from collections.abc import Callable
@@ -9,9 +9,9 @@ _OURS = "_spmdzero"
 
 
 def in_place_of(owner: Any, name: str) -> Callable[[_Function], _Function]:
-    """Has the decorated function called in the place of `owner.name`, with that as first argument.
+    """Replaces `owner.name` by the decorated function, which gets the original as first argument.
 
-    Once for each of them. Where a release has no such name, nothing changes.
+    Each name is replaced once. If a release has no such name, nothing changes.
     """
 
     def decorate(function: _Function) -> _Function:

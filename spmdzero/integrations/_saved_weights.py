@@ -1,4 +1,4 @@
-"""`state_dict()` of a client's module, which it writes to files as it is."""
+"""`state_dict()` of a client's module, which the client writes to files as it is."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from spmdzero.engine._module_hooks import ModuleHook
 
 
 class WeightsOnHost(ModuleHook):
-    """A hook of modules: what their `state_dict()` returns is on the CPU.
+    """A hook of modules that moves the values of their `state_dict()` to the CPU.
 
-    Files of tensors on the devices are read where their backend is only, and `save_pretrained`
-    can't write them: it looks for what shares memory. Values that are shared stay shared. A copy or
-    a pickle of the module does nothing.
+    Files of tensors on the devices can only be read where their backend is, and `save_pretrained`
+    can't write them, as it looks for shared memory. Shared values stay shared. On a copy or a
+    pickle of the module the hook does nothing.
     """
 
     def __init__(self, module: nn.Module | None = None) -> None:
@@ -22,16 +22,16 @@ class WeightsOnHost(ModuleHook):
             return
         self.take_the_place_of_outlived(module)
         for part in module.modules():
-            # As one hook: a part's is called before that of the whole.
+            # All parts have this one hook: a part's call comes before that of the whole.
             part.register_state_dict_post_hook(self)
 
     @property
     def outlived(self) -> bool:
-        """True: a new one does what it did."""
+        """True: a new hook does the same."""
         return True
 
     def __call__(self, module: nn.Module, state: Any, prefix: str, metadata: Any) -> None:
-        """Replaces what is on the devices, unless the parameters themselves were asked for."""
+        """Copies values on the devices to the CPU, unless the state dict has the parameters."""
         copies: dict[int, torch.Tensor] = {}
         within = prefix.removesuffix(".")
         named = [*module.named_parameters(within, remove_duplicate=False)]
@@ -39,7 +39,7 @@ class WeightsOnHost(ModuleHook):
             value = state.get(name)
             if value is None or value is tensor:
                 continue
-            # A part's hook has copied it already, for each name by itself.
+            # The call for a part has already copied the value, once for each name.
             if id(tensor) not in copies:
                 copies[id(tensor)] = value.cpu() if arrays.is_mine(value) else value
             state[name] = copies[id(tensor)]

@@ -1,4 +1,4 @@
-"""The sum of the losses between two log lines, of which each is read when the sum is."""
+"""The sum of the losses between two log lines, which are read when the sum is read."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,14 +11,14 @@ _aten = torch.ops.aten
 
 
 class SummedLoss(DeferredTensor):
-    """A sum of deferred losses that is done on the CPU, at the first read.
+    """A sum of deferred losses that is computed on the CPU, at the first read.
 
-    On the devices it would be a part of the next step's program, which then is another one after
-    each log line.
+    On the devices it would be a part of the next step's program, which would then differ after each
+    log line.
 
     Args:
-        share: called as a loss is added, the part of the sum so far that stands for it if it is
-            not finite; None adds it all the same.
+        share: called when a loss is added; returns the fraction of the sum so far that replaces the
+            loss if it is not finite, or None to add it anyway.
         before_read: called before losses are read.
     """
 
@@ -30,7 +30,7 @@ class SummedLoss(DeferredTensor):
     def __new__(  # pyrefly: ignore[bad-override]
         cls, share: Callable[[], float | None], before_read: Callable[[], None]
     ) -> Any:
-        """A sum of nothing."""
+        """Makes an empty sum."""
         return DeferredTensor.__new__(cls, torch.zeros(()), computes=False)
 
     def __init__(self, share: Callable[[], float | None], before_read: Callable[[], None]) -> None:
@@ -40,7 +40,7 @@ class SummedLoss(DeferredTensor):
     def __torch_dispatch__(  # pyrefly: ignore[bad-override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Keeps what is added for later."""
+        """Keeps added losses for a later read."""
         if func is _aten.add_.Tensor and isinstance(args[0], cls) and not kwargs:
             total, loss = args
             if isinstance(loss, DeferredTensor) and loss is not total:

@@ -1,10 +1,11 @@
-"""What transformers and accelerate read from the devices at each step, read when it is logged.
+"""Defers reads that transformers and accelerate make at each step until values are logged.
 
-The one place that knows private names of theirs. Where a release has renamed one, it is read at
-each step again, and nothing else changes.
+Only this file knows private names of these packages. If a release has renamed one, its value is
+read at each step again, and nothing else changes.
 """
 
 import functools
+import logging
 import os
 import sys
 import weakref
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from spmdzero._logging import is_new
 from spmdzero.backend import arrays
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._accelerate import ASKED, refuse_late
@@ -22,15 +24,64 @@ from spmdzero.integrations._replaced import in_place_of
 from spmdzero.integrations._summed_loss import SummedLoss
 from spmdzero.step._optimizer import ZeroOptimizer
 
+logger = logging.getLogger("spmdzero")
+_PLAIN = (str, int, float, bool, type(None))
+
+
+class ChangesAtEachStep:
+    """Marks the inputs of a forward that must be traced at each step."""
+
+
+class TrainerReads:
+    """Replaces `trainer` inside of steps, and remembers the attributes that they read.
+
+    A replayed step runs no Python. So the plain values that a step reads, such as
+    `self.current_epoch`, are added to its inputs: each new value needs a new program. A step that
+    reads anything else, such as an optimizer, is traced each time.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        vars(self).update(_trainer=trainer, _names=dict[str, None](), _changing=False)
+
+    def now(self) -> dict[str, Any]:
+        """The present values of the attributes that steps have read so far."""
+        if self._changing:
+            return {"": ChangesAtEachStep()}
+        return {name: getattr(self._trainer, name) for name in self._names}
+
+    def note_changing(self, what: str) -> None:
+        """Makes steps be traced each time, because they read `what`."""
+        vars(self)["_changing"] = True
+        if is_new(("trainer reads", what)):
+            logger.info(
+                "training_step runs as Python at each step, which takes longer than to start what "
+                "was compiled, because it reads %s",
+                what,
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._trainer, name)
+        if isinstance(value, _PLAIN):
+            self._names[name] = None
+        else:
+            self.note_changing(f"self.trainer.{name}")
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.note_changing(f"self.trainer, to set {name}")
+        setattr(self._trainer, name, value)
+
+
 _LOSS = "_tr_loss"
 _HAS_BF16 = "is_torch_bf16_gpu_available"
 _FULL_EVALUATION = {"bf16_full_eval": torch.bfloat16, "fp16_full_eval": torch.float16}
-# Whether a trainer leaves out losses that are not finite, while it is told that it doesn't.
+# A trainer's attribute with the user's choice to filter non-finite losses, while the trainer's
+# arguments say False.
 _FILTERS = "_spmdzero_filters"
 
 
 def defer_reads() -> None:
-    """Has those that are imported read losses and norms where they are logged."""
+    """Makes imported clients read losses and norms only when they log them."""
     wrappers = sys.modules.get("accelerate.utils.deepspeed")
     if wrappers is not None:
         _defer_norm(wrappers.DeepSpeedEngineWrapper)
@@ -45,13 +96,13 @@ def defer_reads() -> None:
 
 
 def follow_imports() -> None:
-    """Has transformers take `bf16=True` without a GPU, and say that it was imported too early."""
+    """Makes transformers accept `bf16=True` without a GPU, and report a too early import."""
     after_import("transformers.training_args", _allow_bf16)
     after_import("transformers.integrations.deepspeed", _refuse_without_deepspeed)
 
 
 def _refuse_without_deepspeed(module: Any) -> None:
-    # What its configs inherit from where it found no deepspeed; accelerate makes them too.
+    # Without deepspeed the config's base class is `object`; accelerate makes such configs too.
     if getattr(module, "DeepSpeedConfig", None) is object:
 
         @in_place_of(module.HfDeepSpeedConfig, "__init__")
@@ -65,7 +116,7 @@ def _allow_bf16(module: Any) -> None:
         asked = self.deepspeed or os.environ.get(ASKED, "").lower() == "true"
         own = getattr(module, _HAS_BF16, None)
         if not asked or own is None:
-            # It trains without an engine, where transformers is right about the hardware.
+            # Training without an engine uses the hardware that transformers checks.
             original(self)
             return
         # TPUs have bf16, and XLA's CPU computes it.
@@ -99,8 +150,8 @@ def _defer_skips(wrapper: Any) -> None:
 def _refuse_idle_step(wrapper: Any) -> None:
     @in_place_of(wrapper, "step")
     def step(original: Any, self: Any) -> Any:
-        # It does nothing: accelerator.backward has stepped. What still waits at the end of an
-        # accumulation is of a backward that did not, and the script would train nothing.
+        # This call does nothing, as accelerator.backward has stepped. A gradient that still waits
+        # at the end of an accumulation comes from a plain backward, and would train nothing.
         optimizer = getattr(self, "optimizer", None)
         ends = self.gradient_state.sync_gradients
         if ends and isinstance(optimizer, ZeroOptimizer) and optimizer.gradients_wait:
@@ -113,11 +164,11 @@ def _refuse_idle_step(wrapper: Any) -> None:
 
 
 class _StepWasSkipped(property):
-    """Whether a schedule is to stand still; for a step that nobody has read yet it doesn't."""
+    """Whether a schedule should stand still; False for a step whose skip is not yet read."""
 
     def __get__(self, wrapper: Any, owner: type | None = None) -> Any:
         optimizer = getattr(wrapper, "optimizer", None)
-        # With a loss scale the engine reads it at each step itself.
+        # With a loss scale the engine itself reads at each step whether it was skipped.
         if isinstance(optimizer, ZeroOptimizer) and optimizer.scaler is None:
             hold = optimizer.hold
             if hold is not None:
@@ -133,13 +184,13 @@ def _ask_without_reading() -> None:
 
     @in_place_of(utilities, "is_tracing")
     def is_tracing(original: Any, tensor: Any = None) -> bool:
-        # Else models ask at each forward whether an attention mask hides anything, or whether ids
-        # are padded, of which each replica has others. Operations on the devices are traced.
+        # Otherwise models read at each forward whether an attention mask hides anything, or whether
+        # ids are padded, which differs per replica. Operations on the devices are traced anyway.
         return original(tensor) or (isinstance(tensor, torch.Tensor) and arrays.is_mine(tensor))
 
     now = vars(utilities)["is_tracing"]
     for name, module in list(sys.modules.items()):
-        # Those that imported it have it by name.
+        # Modules that imported the function have it under its name.
         if name.startswith("transformers") and vars(module).get("is_tracing") is before:
             vars(module)["is_tracing"] = now
 
@@ -147,7 +198,7 @@ def _ask_without_reading() -> None:
 def _defer_trainers_norm(trainer: Any) -> None:
     @in_place_of(trainer, "_get_grad_norm")
     def _get_grad_norm(original: Any, self: Any, model: Any, grad_norm: Any = None) -> Any:
-        # What logs takes a tensor as well as a number.
+        # The logging code takes a tensor as well as a number.
         engine = _engine_of(self.accelerator)
         return original(self, model, grad_norm) if engine is None else engine.deferred_grad_norm()
 
@@ -158,13 +209,13 @@ def _defer_trainers_loss(trainer: Any) -> None:
 
     @in_place_of(trainer, "training_step")
     def training_step(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        # A step of a subclass may make several of these before anything is added to the sum.
+        # A subclass's step may call this several times before a loss is added to the sum.
         _tell_of_filter(self)
         loss = original(self, *args, **kwargs)
-        # A step that a trainer runs twice has turned the filter off already: this turns it on.
+        # If a trainer runs a step twice, the filter is off already; the call above restored it.
         total = getattr(self, _LOSS, None)
         if isinstance(total, SummedLoss):
-            # Its filter would read each loss to see whether it is finite. The sum does so later.
+            # The trainer's filter would read each loss to check it. The sum checks it later.
             vars(self)[_FILTERS] = self.args.logging_nan_inf_filter
             self.args.logging_nan_inf_filter = False
         return loss
@@ -175,7 +226,7 @@ def _defer_trainers_loss(trainer: Any) -> None:
 def _keep_in_place(trainer: Any) -> None:
     @in_place_of(trainer, "evaluation_loop")
     def evaluation_loop(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        # It would cast the parameters and move them to the CPU.
+        # The original loop would cast the parameters and move them to the CPU.
         told = self.args
         asked = {name: getattr(told, name, False) for name in _FULL_EVALUATION}
         engine = _engine_of(self.accelerator)
@@ -195,7 +246,7 @@ def _keep_in_place(trainer: Any) -> None:
 
 
 def _tell_of_filter(trainer: Any) -> None:
-    """Has the arguments say again what the user has chosen."""
+    """Restores the user's choice in the trainer's arguments."""
     told = vars(trainer)
     if _FILTERS in told and isinstance(told.get(_LOSS), SummedLoss):
         trainer.args.logging_nan_inf_filter = told[_FILTERS]
@@ -229,7 +280,7 @@ class _TrainersLoss:
 
 
 def _mean_share(trainer: "weakref.ref[Any]") -> float | None:
-    """What Trainer adds of its sum for a loss that is not finite: the mean of those before."""
+    """The fraction of its sum that Trainer adds for a non-finite loss: the mean of those before."""
     of = trainer()
     if of is None or not vars(of).get(_FILTERS):
         return None
@@ -237,7 +288,7 @@ def _mean_share(trainer: "weakref.ref[Any]") -> float | None:
 
 
 def _settle_skips(trainer: "weakref.ref[Any]") -> None:
-    """Has the schedule make up for skipped steps, which stood in for it on the devices so far."""
+    """Reads the number of skipped steps, so that the schedule makes up for them."""
     engine = _engine_of(of.accelerator) if (of := trainer()) is not None else None
     if engine is not None:
         _ = engine.skipped_steps

@@ -1,8 +1,8 @@
-"""Lightning: `Trainer(accelerator="cpu", strategy="spmdzero")`, and the same of Fabric.
+"""Lightning: `Trainer(accelerator="cpu", strategy="spmdzero")`, and the same for Fabric.
 
-Importing this module, before `lightning`, makes that name known. So does
-`spmdzero.integrations.install`, which it calls: Lightning's own DeepSpeed strategies, which these
-are, look for the package `deepspeed`.
+Importing this module before `lightning` registers the strategy. So does
+`spmdzero.integrations.install`, which this module calls: the strategies are subclasses of
+Lightning's DeepSpeed strategies, which look for the package `deepspeed`.
 """
 
 import sys
@@ -20,7 +20,7 @@ except SpmdZeroUsageError as error:
         f"{error}"
     ) from error
 
-# The strategies import Lightning, which has to find that package.
+# The strategies import Lightning, which has to find the package `deepspeed`.
 import lightning  # noqa: F401
 
 from spmdzero.integrations._lightning_fabric import SpmdZeroFabricStrategy

@@ -1,4 +1,4 @@
-"""Scalars of a run, written where DeepSpeed's monitors write them."""
+"""Writes scalars of a run to the same places as DeepSpeed's monitors."""
 
 from spmdzero.monitor._master import Event, MonitorMaster
 

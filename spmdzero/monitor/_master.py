@@ -1,4 +1,4 @@
-"""One writer in front of all monitors, which reads numbers from the devices as late as it can."""
+"""One writer for all monitors, which reads numbers from the devices as late as possible."""
 
 import weakref
 from collections.abc import Callable, Iterable
@@ -7,7 +7,7 @@ from spmdzero.config import SpmdZeroConfig
 from spmdzero.monitor._writers import CsvMonitor, TensorBoardMonitor, WandbMonitor, Writer
 
 Event = tuple[str, float | Callable[[], float], int]
-"""Name, value, samples; a value that is still on the devices is a callable that reads it."""
+"""Name, value, samples; for a value on the devices it has a function that reads the value."""
 
 
 class MonitorMaster:
@@ -18,8 +18,8 @@ class MonitorMaster:
     each had been written at once.
 
     Args:
-        config: its sections ``tensorboard``, ``wandb`` and ``csv_monitor``.
-        writes: whether this process writes; one of a run's does.
+        config: a config, with the sections ``tensorboard``, ``wandb`` and ``csv_monitor``.
+        writes: whether this process writes; one process of a run does.
 
     Raises:
         SpmdZeroConfigError: an enabled monitor needs a package that is not installed.
@@ -38,11 +38,11 @@ class MonitorMaster:
 
     @property
     def enabled(self) -> bool:
-        """Whether this process writes anywhere."""
+        """Whether this process writes to any monitor."""
         return bool(self._writers)
 
     def write_events(self, events: Iterable[Event]) -> None:
-        """Writes events after all earlier ones; at once unless a number has to be read."""
+        """Writes events after all earlier ones, at once unless a number has to be read."""
         if not self.enabled:
             return
         self._held += events
@@ -50,11 +50,11 @@ class MonitorMaster:
             self.flush()
 
     def flush(self) -> None:
-        """Reads and writes what is held."""
+        """Reads and writes the held events."""
         _write(self._held, self._writers)
 
     def close(self) -> None:
-        """Writes what is held and ends the records; the end of the process does it too."""
+        """Writes the held events and closes the monitors, as the end of the process does too."""
         self._end()
         self._writers = []
 

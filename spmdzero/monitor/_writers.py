@@ -1,4 +1,4 @@
-"""Where scalars are written, as DeepSpeed does: CSV files, TensorBoard, Weights & Biases."""
+"""Writers of scalars, as in DeepSpeed: CSV files, TensorBoard, Weights & Biases."""
 
 import csv
 import importlib
@@ -14,20 +14,20 @@ Scalar = tuple[str, float, int]
 
 
 class Writer(Protocol):
-    """One place that scalars are written to."""
+    """A place to which scalars are written."""
 
     def write(self, scalars: list[Scalar]) -> None:
         """Writes the scalars in their order."""
 
     def close(self) -> None:
-        """Ends the record; nothing is written afterwards."""
+        """Ends the writing."""
 
 
 class CsvMonitor:
-    """Appends to ``<output_path>/<job_name>/Train_Samples_lr.csv`` and its like.
+    """Appends to files such as ``<output_path>/<job_name>/Train_Samples_lr.csv``.
 
     Each file has the header ``step,<last part of the name>``; a step is counted in samples. A run
-    that continues in the same folder appends below the one header; DeepSpeed repeats it.
+    that continues in the same folder appends below the header; DeepSpeed repeats the header.
     """
 
     def __init__(self, config: CsvConfig) -> None:
@@ -44,7 +44,7 @@ class CsvMonitor:
                 writer.writerow([samples, value])
 
     def close(self) -> None:
-        """Nothing is open between two writes."""
+        """Does nothing: no file is open between two writes."""
 
 
 class TensorBoardMonitor:

@@ -1,4 +1,4 @@
-"""Modules and functions for models that are trained here; pure torch, of use without an engine."""
+"""Modules and functions for models that are trained here; pure torch, usable without an engine."""
 
 from spmdzero.nn._linear_cross_entropy import linear_cross_entropy
 from spmdzero.nn._module import LinearCrossEntropy

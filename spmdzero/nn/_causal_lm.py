@@ -1,6 +1,6 @@
-"""transformers' causal language models, whose loss takes hidden states in place of logits.
+"""transformers' causal language models, whose loss takes hidden states instead of logits.
 
-Nothing of transformers is imported: what a model has by these names decides.
+Nothing is imported from transformers: a model is recognised by the names of its attributes.
 """
 
 import contextvars
@@ -20,18 +20,18 @@ from spmdzero.nn._linear_cross_entropy import linear_cross_entropy
 
 logger = logging.getLogger("spmdzero")
 _LOSS, _OWN_LOSS = "ForCausalLMLoss", "loss_function"
-# Whether the model that runs wants its head's input in place of its output.
+# Whether the running model wants its head's input instead of the head's output.
 _asked: contextvars.ContextVar[bool] = contextvars.ContextVar("_asked", default=False)
 
 
 def fuse_causal_lm_losses(module: nn.Module) -> None:
-    """Has transformers' causal language models in `module` compute losses without logits.
+    """Makes transformers' causal language models in `module` compute losses without logits.
 
-    While such a model trains with labels, its head hands over its input, the loss function is
-    `linear_cross_entropy`, and the output's logits are None. Else all is as before.
+    While such a model trains with labels, its head passes its input on, the loss function is
+    `linear_cross_entropy`, and the output's logits are None. Otherwise nothing changes.
 
     Raises:
-        SpmdZeroConfigError: there is no such model, or one whose head or loss is another.
+        SpmdZeroConfigError: there is no such model, or its head or loss is a different one.
     """
     models: list[Any] = [each for each in module.modules() if _is_causal_lm(each)]
     if not models:
@@ -51,13 +51,13 @@ def fuse_causal_lm_losses(module: nn.Module) -> None:
             raise _refusal(f"the forward of {type(model).__name__} was replaced by another")
         model.set_output_embeddings(_FusedHead(head))
         model.loss_function = functools.partial(_fused_loss, model.loss_function)
-        # A bound method is bound anew in a copy of the model, and keeps forward's signature.
+        # Bind a method, which is bound anew in a copy of the model, and keeps forward's signature.
         wrapped = functools.wraps(type(model).forward)(_forward)
         model.forward = types.MethodType(wrapped, model)
 
 
 def _is_causal_lm(module: Any) -> bool:
-    # Its class has them: a wrapper, as peft's, answers with those of what it wraps.
+    # Ask its class: a wrapper, as peft's, answers with the attributes of the wrapped model.
     if not hasattr(type(module), "set_output_embeddings") or not hasattr(type(module), _OWN_LOSS):
         return False
     if module.get_output_embeddings() is None:
@@ -78,21 +78,21 @@ def _refusal(reason: str) -> SpmdZeroConfigError:
 
 
 class _FusedHead(nn.Linear):
-    """A linear head with the parameters of another."""
+    """A linear head with the parameters of another head."""
 
     def __init__(self, head: nn.Linear) -> None:
-        # Everything is that one's, what transformers notes on modules too.
+        # Take over everything, including transformers' notes on the module.
         vars(self).update(vars(head))
 
     def forward(self, input: torch.Tensor) -> Any:
-        """`[..., vocabulary]`; or what stands for it, where the model asks for that."""
+        """`[..., vocabulary]`, or a `_NoLogits` where the model asks for one."""
         if _asked.get():
             return _NoLogits(input, self.weight, self.bias)
         return super().forward(input)
 
 
 class _NoLogits:
-    """What stands for logits between the head and the loss: nothing but the loss can use it."""
+    """Stands for logits between the head and the loss; only the loss can use it."""
 
     def __init__(self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None):
         self.hidden, self.weight, self.bias = hidden, weight, bias
@@ -159,7 +159,7 @@ def _fused_loss(
     shift_labels: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """As `ForCausalLMLoss` of transformers, which `own` is."""
+    """The loss of transformers' `ForCausalLMLoss`, which is `own`."""
     if not isinstance(logits, _NoLogits):
         more = {"ignore_index": ignore_index, "shift_labels": shift_labels, **kwargs}
         return own(logits, labels, vocab_size, num_items_in_batch, **more)

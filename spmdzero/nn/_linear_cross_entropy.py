@@ -10,7 +10,7 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.nn._chunks import chunks
 
 Reduction = Literal["mean", "sum"]
-# The name that `explain` knows a loss by.
+# The scope by which `explain` recognises a loss.
 _SCOPE = "cross_entropy"
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -27,33 +27,34 @@ def linear_cross_entropy(
 ) -> torch.Tensor:
     """`F.cross_entropy(F.linear(hidden, weight, bias).float(), labels)`, chunk by chunk over rows.
 
-    A chunk's gradient is made beside its loss, while its logits are there, so that backward has
-    only to scale: three matrix products in all, as without it (Liger Kernel, arXiv 2410.10989,
-    section 3.2). Nothing of `[rows, vocabulary]` is kept, unless the gradients are differentiated
-    in their turn (`create_graph=True`), for which they are made again. Gradients are summed over
-    chunks in fp32, and scaled in fp32 before they become of their tensor's dtype: in fp16 they
-    don't underflow.
+    A chunk's gradient is computed with its loss, while its logits exist, so that backward only has
+    to scale: three matrix products in all, as without chunks (Liger Kernel, arXiv 2410.10989,
+    section 3.2). Nothing of shape `[rows, vocabulary]` is kept, except where the gradients are
+    themselves differentiated (`create_graph=True`), and so computed again. Gradients are summed
+    over chunks in fp32, and scaled in fp32 before they are cast to their tensor's dtype: in fp16
+    they don't underflow.
 
     Args:
         hidden: `[..., hidden]`, floating.
         weight: `[vocabulary, hidden]` of the same dtype, of `nn.Linear` or a tied embedding.
         labels: `[...]`, integers below the vocabulary, or `ignore_index`.
         bias: `[vocabulary]`, None for none.
-        ignore_index: rows with this label count for nothing.
+        ignore_index: rows with this label don't count.
         reduction: ``"mean"`` over the labels that count (nan where none does), or ``"sum"``.
-        chunk: rows at a time; None for half of them, 2,048 at most.
+        chunk: number of rows at a time; None for half of them, at most 2,048.
 
-    Returns a scalar: fp32, or fp64 of fp64. It is nan where a label is out of range on the devices,
-    which can't raise there.
+    Returns a scalar: fp32, or fp64 for fp64. It is nan where a label on the devices is out of
+    range, because they can't raise.
 
     Raises:
-        SpmdZeroUsageError: shapes, dtypes or `reduction` that don't fit.
-        IndexError: a label on the CPU is out of range, as `F.cross_entropy` says it.
+    SpmdZeroUsageError: shapes, dtypes or `reduction` that don't fit.
+    IndexError: a label on the CPU is out of range, as in `F.cross_entropy`.
     """
     _check(hidden, weight, labels, bias=bias, reduction=reduction, chunk=chunk)
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
-        # As it would F.linear; a cast that autograd knows brings gradients back.
+        # Autocast would cast F.linear's inputs so. Autograd knows these casts, and gradients pass
+        # them.
         dtype = torch.get_autocast_dtype(device)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
@@ -77,14 +78,14 @@ def linear_cross_entropy(
 
 
 class _Chunk(NamedTuple):
-    """Of some rows: the summed loss, 0-dim, and its gradient by the logits `[rows, vocabulary]`."""
+    """The summed loss of some rows, 0-dim, and its gradient `[rows, vocabulary]` by the logits."""
 
     loss: torch.Tensor
     by_logits: torch.Tensor
 
 
 class _SummedLoss(torch.autograd.Function):
-    """The sum over rows, and in forward already its gradients."""
+    """The sum over rows; its gradients are computed in the forward."""
 
     @staticmethod
     def forward(
@@ -110,7 +111,8 @@ class _SummedLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, bias, labels, counts, *gradients = ctx.saved_tensors
         if torch.is_grad_enabled():
-            # What forward made has no graph, so it is made again: with one, which keeps all logits.
+            # The forward's gradients have no graph: compute them again with one, which keeps all
+            # logits.
             with torch.autocast(hidden.device.type, enabled=False), programs.scope(_SCOPE):
                 sums = _Sums(weight, bias, wanted=True)
                 sums.add_all(hidden, labels, counts, ctx.chunk)
@@ -122,7 +124,7 @@ class _SummedLoss(torch.autograd.Function):
 
 
 class _Sums:
-    """What chunks add up to: the loss, and gradients by the weight and the bias, all fp32."""
+    """The sums over chunks: the loss, and the gradients of weight and bias, all fp32."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, wanted: bool) -> None:
         self._weight, self._bias, self._wanted = weight, bias, wanted
@@ -146,14 +148,14 @@ class _Sums:
     def _add(self, hidden: torch.Tensor, labels: torch.Tensor, counts: torch.Tensor) -> None:
         latest = self._by_hidden[-1] if self._by_hidden else None
         if latest is not None and self._by_weight is not None:
-            # Else XLA's scheduler makes the logits of all chunks first, and holds them.
+            # Otherwise XLA's scheduler computes the logits of all chunks first, and holds them.
             hidden = after(hidden, latest[0, 0] + self._by_weight[0, 0])
         part = self._chunk(hidden, labels, counts)
         self.loss = self.loss + part.loss
         if not self._wanted:
             return
         wide, by_logits = self._wide, part.by_logits
-        # XLA reads the narrow tensors all the same, and the TPU multiplies in bf16.
+        # XLA still reads the narrow tensors, and the TPU multiplies in bf16.
         by_weight = by_logits.t() @ hidden.to(wide)
         self._by_weight = by_weight if self._by_weight is None else self._by_weight + by_weight
         self._by_hidden.append(by_logits @ self._weight.to(wide))
@@ -164,7 +166,7 @@ class _Sums:
     def gradients(
         self, *, like: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """By hidden `[rows, hidden]`, weight and bias; `like` is hidden, which may have no rows."""
+        """The gradients of hidden `[rows, hidden]`, weight and bias; `like` is hidden."""
         if self._by_weight is None:
             nothing = torch.zeros_like(self._weight, dtype=self._wide)
             bias = self._bias
@@ -173,11 +175,11 @@ class _Sums:
 
     def _chunk(self, hidden: torch.Tensor, labels: torch.Tensor, counts: torch.Tensor) -> _Chunk:
         logits = torch.nn.functional.linear(hidden, self._weight, self._bias).to(self._wide)
-        # Comparing with all numbers is a part of the pass over the logits that is there anyway; a
-        # gather and a scatter are operations of their own, slow ones on a TPU.
+        # Comparing with all numbers is fused into a pass over the logits that exists anyway; a
+        # gather and a scatter are separate operations, slow ones on a TPU.
         numbers = torch.arange(len(self._weight), dtype=torch.int32, device=hidden.device)
         hits = numbers == labels[:, None]
-        # It changes no number, so it has no part in a gradient of the gradient.
+        # It doesn't affect the result, so that a gradient of the gradient can ignore it.
         top = logits.detach().amax(1, keepdim=True)
         log_sum = (logits - top).exp().sum(1, keepdim=True).log() + top
         picked = torch.where(hits, logits, 0.0).sum(1)

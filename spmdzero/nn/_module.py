@@ -8,16 +8,16 @@ from spmdzero.nn._linear_cross_entropy import Reduction, linear_cross_entropy
 
 
 class LinearCrossEntropy(nn.Module):
-    """A linear head and its cross-entropy, which never holds the logits.
+    """A linear head with its cross-entropy, which never holds all logits.
 
     Args:
-        hidden: features that come in.
-        vocabulary: classes.
-        bias: whether there is one.
-        ignore_index, reduction, chunk: of `linear_cross_entropy`.
+        hidden: number of input features.
+        vocabulary: number of classes.
+        bias: whether the head has a bias.
+        ignore_index, reduction, chunk: as in `linear_cross_entropy`.
 
     Attributes:
-        weight: `[vocabulary, hidden]`, initialised as that of `nn.Linear`.
+        weight: `[vocabulary, hidden]`, initialised as in `nn.Linear`.
         bias: `[vocabulary]`, or None.
     """
 
@@ -48,7 +48,7 @@ class LinearCrossEntropy(nn.Module):
         reduction: Reduction = "mean",
         chunk: int | None = None,
     ) -> "LinearCrossEntropy":
-        """One that shares the parameters of a head, or of an embedding that the head is tied to.
+        """A module with the parameters of a head, or of an embedding to which the head is tied.
 
         Raises:
             SpmdZeroUsageError: `head` is neither.

@@ -5,11 +5,14 @@ from spmdzero.optim._adam import Adam
 from spmdzero.optim._elementwise import TorchElementwise
 from spmdzero.optim._lamb import Lamb
 from spmdzero.optim._lion import Lion
-from spmdzero.optim._muon import Muon
-from spmdzero.optim._muon_groups import muon_groups
-from spmdzero.optim._named import FusedAdam, FusedLamb, FusedLion
-from spmdzero.optim._one_cycle import OneCycle
-from spmdzero.optim._range_test import LRRangeTest
+from spmdzero.optim._muon import Muon, muon_groups
+from spmdzero.optim._named import (
+    DeepSpeedCPUAdam,
+    DeepSpeedCPULion,
+    FusedAdam,
+    FusedLamb,
+    FusedLion,
+)
 from spmdzero.optim._rule import LocalTensor, Terms, UpdateRule
 from spmdzero.optim._rule_factory import (
     DEEPSPEED_OPTIMIZERS,
@@ -19,7 +22,7 @@ from spmdzero.optim._rule_factory import (
 )
 from spmdzero.optim._schedule import DeepSpeedSchedule
 from spmdzero.optim._schedule_factory import schedule_from_config
-from spmdzero.optim._schedules import WarmupCosineLR, WarmupDecayLR, WarmupLR
+from spmdzero.optim._schedules import LRRangeTest, OneCycle, WarmupCosineLR, WarmupDecayLR, WarmupLR
 from spmdzero.optim._sgd import SGD
 
 __all__ = [
@@ -27,6 +30,8 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "DeepSpeedCPUAdam",
+    "DeepSpeedCPULion",
     "DeepSpeedSchedule",
     "FusedAdam",
     "FusedLamb",

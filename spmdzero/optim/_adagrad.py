@@ -12,17 +12,17 @@ from spmdzero.optim._rule import Named, Terms, Updated, UpdateRule
 
 @dataclass(frozen=True, kw_only=True)
 class Adagrad(UpdateRule):
-    """Adagrad as torch.optim.Adagrad has it, which DeepSpeed's "Adagrad" is (JMLR 12, 2121)."""
+    """Adagrad as in torch.optim.Adagrad, which is DeepSpeed's "Adagrad" (JMLR 12, 2121)."""
 
     parameters = OPTIMIZERS["Adagrad"]
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The sum of the squared gradients."""
+        """The slot of the sum of the squared gradients."""
         return ("sum",)
 
     def initial(self, name: str, group: Mapping[str, Any]) -> float:
-        """`initial_accumulator_value`."""
+        """`initial_accumulator_value`, with which the sum starts."""
         return float(group["initial_accumulator_value"])
 
     def hyper(self, group: Mapping[str, Any]) -> dict[str, float]:
@@ -39,7 +39,7 @@ class Adagrad(UpdateRule):
         }
 
     def update(self, param: Tensor, grad: Tensor, state: Named, terms: Terms) -> Updated:
-        """One step of one parameter."""
+        """The parameter and its state after one step."""
         factors, keep = terms.factors, terms.keep
         grad = grad + param * factors["weight_decay"]
         total = keep(state["sum"] + grad * grad, state["sum"])

@@ -16,8 +16,9 @@ class Adam(UpdateRule):
     """Adam (arXiv 1412.6980, algorithm 1) or AdamW (arXiv 1711.05101, algorithm 2).
 
     Attributes:
-        decoupled: True is AdamW, the decay acts on the weights; False adds it to the gradient.
-        bias_correction: divide the moments by `1 - beta ** step`.
+        decoupled: whether it is AdamW, whose decay acts on the weights; Adam adds it to the
+            gradient.
+        bias_correction: whether to divide the moments by `1 - beta ** step`.
     """
 
     parameters = OPTIMIZERS["Adam"]
@@ -27,16 +28,16 @@ class Adam(UpdateRule):
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The running means of the gradient and of its square."""
+        """The slots of the running means of the gradient and of its square."""
         return ("exp_avg", "exp_avg_sq")
 
     @property
     def fixed(self) -> dict[str, Any]:
-        """What the compiled update has no other of."""
+        """The choices that are part of the compiled update."""
         return {"bias_correction": self.bias_correction, "decoupled_weight_decay": self.decoupled}
 
     def hyper(self, group: Mapping[str, Any]) -> dict[str, float]:
-        """lr, eps, the decay and what the betas lead to."""
+        """lr, eps, the decay, and the rates derived from the betas."""
         lr, weight_decay = float(group["lr"]), float(group["weight_decay"])
         rates = decay_rates(group, logarithms=True)
         del rates["beta1"]
@@ -44,14 +45,14 @@ class Adam(UpdateRule):
         return {"lr": lr, "eps": float(group["eps"]), "decay": decay, **rates}
 
     def prepare(self, hyper: Named, step: Tensor) -> dict[str, Tensor]:
-        """The step size and both moments' factors."""
+        """The step size and the factors of both moments."""
         factors = {
             name: hyper[name]
             for name in ("eps", "decay", "one_minus_beta1", "one_minus_beta2", "beta2")
         }
         if not self.bias_correction:
             return factors | {"step_size": hyper["lr"]}
-        # This is 1 - beta ** step, which taken literally is right to 4 digits in fp32 at step 1.
+        # This is 1 - beta ** step, which computed literally has 4 right digits in fp32 at step 1.
         correction1 = -torch.expm1(step * hyper["log_beta1"])
         correction2 = -torch.expm1(step * hyper["log_beta2"])
         return factors | {
@@ -60,7 +61,7 @@ class Adam(UpdateRule):
         }
 
     def update(self, param: Tensor, grad: Tensor, state: Named, terms: Terms) -> Updated:
-        """One step of one parameter."""
+        """The parameter and its state after one step."""
         factors, keep = terms.factors, terms.keep
         if not self.decoupled:
             grad = grad + param * factors["decay"]
@@ -73,7 +74,7 @@ class Adam(UpdateRule):
             denom = denom / factors["correction2_sqrt"]
         change = mean / (denom + factors["eps"]) * factors["step_size"]
         if self.decoupled:
-            # In fp32 the factor of param * (1 - lr * weight_decay) would make a decay of 1e-6 too
-            # strong by 1.3 % for every parameter.
+            # In fp32 multiplying by (1 - lr * weight_decay) would make a decay of 1e-6 too strong
+            # by 1.3 %, for every parameter.
             change = change + param * factors["decay"]
         return param - change, {"exp_avg": mean, "exp_avg_sq": square}

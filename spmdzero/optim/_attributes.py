@@ -1,4 +1,4 @@
-"""What a user's own optimizer holds beside its groups and states, to be compared."""
+"""The attributes of a user's own optimizer beside its groups and states, to be compared."""
 
 import functools
 from collections.abc import Hashable, Mapping
@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.optim._stand_in import PUT_ON
+from spmdzero.optim._substituted import PUT_ON
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _DEPTH = 3
 
 
 class _Same:
-    """Equal to what holds the same object, which it keeps: no other can have its address."""
+    """Wraps an object that it keeps alive; equal to other wrappers of the same object."""
 
     def __init__(self, held: object) -> None:
         self._held = held
@@ -27,10 +27,10 @@ class _Same:
 
 
 def attributes_of(optimizer: torch.optim.Optimizer) -> Hashable:
-    """The attributes that its class, or a subclass, has given it.
+    """The attributes that an optimizer's class, or a subclass, has set on it.
 
     Plain values, containers and the attributes of objects are compared by value, three levels
-    deep; other things by identity, and tensors by their version too.
+    deep; all others by identity, and tensors also by their version.
     """
     own = {name: value for name, value in vars(optimizer).items() if name not in _torchs()}
     return _frozen(own, _DEPTH)
@@ -38,9 +38,10 @@ def attributes_of(optimizer: torch.optim.Optimizer) -> Hashable:
 
 @functools.cache
 def _torchs() -> frozenset[str]:
-    """Torch's own attributes, and the methods that are put on an optimizer.
+    """torch's own attributes, and the methods that are put on an optimizer.
 
-    Not when this file is imported: torch's first optimizer imports its compiler, 2 s of a core.
+    Computed at the first call, not at import: torch's first optimizer imports its compiler, which
+    takes 2 s of a core.
     """
     return frozenset({*vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))])), *PUT_ON})
 

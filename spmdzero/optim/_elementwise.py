@@ -1,34 +1,40 @@
 """A torch optimizer of any class whose update is elementwise, run on shards."""
 
-from collections.abc import Hashable, Mapping
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.config import REFUSED_OPTIMIZERS
+from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.optim._attributes import attributes_of
 from spmdzero.optim._group_checks import refuse_options, refuse_tensors
-from spmdzero.optim._rule import Named, Terms, Updated, UpdateRule
-from spmdzero.optim._stand_in import stand_in
+from spmdzero.optim._initial_state import initial_state, refuse
+from spmdzero.optim._rule import LocalTensor, Named, Terms, Updated, UpdateRule
+from spmdzero.optim._substituted import stand_in
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TorchElementwise(UpdateRule):
     """Runs a class's own `step` on a shard of a parameter, its gradient and its state.
 
-    Sound for a class that treats each element by itself: make one with `elementwise_rule`, which
-    proves it. Each update works on a copy of the optimizer whose one parameter and state stand in
+    This is sound for a class that treats each element by itself: use `elementwise_rule`, which
+    proves it. Each update works on a copy of the optimizer, whose one parameter and state stand in
     for the shards. Counters that the class keeps as numbers become 0-dim tensors, so that a
-    skipped step doesn't count and no step compiles anew. The numbers of the group stay Python
+    skipped step doesn't count and no step compiles anew. The group's hyperparameters stay Python
     numbers, which torch_xla uploads as data; only one that becomes exactly 0 or 1 compiles again.
 
     Attributes:
         optimizer: the user's; only its class and its attributes are used.
         group: its param group, read at every update.
-        slot_values: slot -> what every element of it is at the start.
-        scalar_values: scalar -> its value at the start.
+        slot_values: slot -> the initial value of its elements.
+        scalar_values: scalar -> its initial value.
         capturable: torch's switch of that name, where the class has it.
     """
 
@@ -49,36 +55,36 @@ class TorchElementwise(UpdateRule):
         return tuple(self.scalar_values)
 
     def initial(self, name: str, group: Mapping[str, Any]) -> float:
-        """What the class starts `name` with, at the lr that it was handed over with."""
+        """The class's initial value of `name`, at the lr that the optimizer was given."""
         return {**self.slot_values, **self.scalar_values}[name]
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The class's own."""
+        """The defaults of the class."""
         return dict(self.optimizer.defaults)
 
     def validate(self, group: Mapping[str, Any]) -> None:
-        """Check a param group; the ranges are the class's business.
+        """Checks a param group; the class itself checks ranges.
 
         Raises:
-            SpmdZeroConfigError: a tensor among its numbers, or a differentiable step.
+            SpmdZeroConfigError: a hyperparameter is a tensor, or the step is differentiable.
         """
         refuse_tensors(group)
         refuse_options(group, ("differentiable",))
 
     def hyper(self, group: Mapping[str, Any]) -> dict[str, float]:
-        """Nothing: the class reads its group itself."""
+        """Empty, because the class reads its group itself."""
         return {}
 
     def attributes(self) -> Hashable:
-        """The optimizer's own, which its step may read."""
+        """The optimizer's own attributes, which its step may read."""
         return attributes_of(self.optimizer)
 
     def update(self, param: Tensor, grad: Tensor, state: Named, terms: Terms) -> Updated:
-        """One step of one parameter.
+        """The parameter and its state after one step.
 
         Raises:
-            SpmdZeroUsageError: the class keeps other state than when it was proven.
+            SpmdZeroUsageError: the class keeps different state than when it was proven.
         """
         held: dict[str, Any] = {name: value * 1 for name, value in state.items()}
         copied, parameter = stand_in(
@@ -101,3 +107,164 @@ class TorchElementwise(UpdateRule):
             f"initialize: it {how}. Don't change the kind of a param group while training, such "
             "as momentum from 0"
         )
+
+
+_STEPS = 3
+_SHAPES = ((16, 12), (7,), (4, 3, 3, 3))
+_LR = 0.05
+
+
+def elementwise_rule(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], *, device: torch.device
+) -> TorchElementwise:
+    """The rule for one param group of a torch optimizer of any class, proven on small tensors.
+
+    The proof compares a few steps of the class itself over whole tensors on the CPU with steps of
+    the rule over the same elements on `device`, shuffled, cut into pieces of other shapes and
+    padded with zeros. They must agree, and the rule must read nothing back from the device.
+
+    Raises:
+        SpmdZeroConfigError: the class is known not to be elementwise, or fails the proof.
+    """
+    name = type(optimizer).__name__
+    known = REFUSED_OPTIMIZERS.get("torch.optim.muon" if name == "Muon" else name.lower())
+    if known is not None and type(optimizer).__module__.startswith("torch.optim"):
+        refuse(optimizer, known.reason, fix=known.fix)
+    refuse_tensors(group)
+    refuse_options(group, ("differentiable",))
+    # Not every class with the switch can use it on this device.
+    attempts = [True, False] if "capturable" in group else [False]
+    failures = []
+    for capturable in attempts:
+        try:
+            return _proven(optimizer, group, device=device, capturable=capturable)
+        except SpmdZeroConfigError as failure:
+            failures.append(failure)
+    raise failures[0]
+
+
+def _proven(
+    optimizer: torch.optim.Optimizer,
+    group: dict[str, Any],
+    *,
+    device: torch.device,
+    capturable: bool,
+) -> TorchElementwise:
+    # A schedule may have set lr to 0, with which all classes agree.
+    numbers = {**group, "lr": _LR} if "lr" in group else dict(group)
+    whole = [_random(shape, seed=i) for i, shape in enumerate(_SHAPES)]
+    grads = [
+        [_random(p.shape, seed=100 * step + i) * 10.0 ** (i - 1) for i, p in enumerate(whole)]
+        for step in range(1, _STEPS + 1)
+    ]
+    with _failures_of(optimizer):
+        slots, scalars = initial_state(optimizer, numbers)
+        rule = TorchElementwise(
+            optimizer=optimizer,
+            group=numbers,
+            slot_values=slots,
+            scalar_values=scalars,
+            capturable=capturable,
+        )
+        expected = _class_itself(optimizer, numbers, whole, grads)
+        with _NoHostReads():
+            pending = _rule_on_pieces(rule, whole, grads, device)
+        found = pending()
+        # Find the state again at the group's own lr, from which some classes start their state.
+        slots, scalars = initial_state(optimizer, group)
+    change = expected - torch.cat([p.flatten() for p in whole])
+    # fp32 rounds that much; an update that depends on other elements is off by a share of it.
+    if not torch.allclose(found, expected, rtol=1e-4, atol=1e-4 * float(change.abs().max())):
+        refuse(optimizer, "elements of a parameter change each other's update, or its shape does")
+    return dataclasses.replace(rule, group=group, slot_values=slots, scalar_values=scalars)
+
+
+def _class_itself(
+    optimizer: torch.optim.Optimizer,
+    numbers: Mapping[str, Any],
+    whole: list[Tensor],
+    grads: list[list[Tensor]],
+) -> Tensor:
+    """All elements after the class's own steps, with all parameters in one group."""
+    parameters = [nn.Parameter(p.clone()) for p in whole]
+    copied, _ = stand_in(optimizer, numbers, {}, whole[0], whole[0])
+    copied.param_groups = [{**copied.param_groups[0], "params": parameters}]
+    copied.state.clear()
+    for step in grads:
+        for parameter, grad in zip(parameters, step, strict=True):
+            parameter.grad = grad.clone()
+        copied.step()
+    return torch.cat([p.detach().flatten() for p in parameters])
+
+
+def _rule_on_pieces(
+    rule: TorchElementwise, whole: list[Tensor], grads: list[list[Tensor]], device: torch.device
+) -> Callable[[], Tensor]:
+    """A function that returns the same elements after the rule's steps."""
+    flat = torch.cat([p.flatten() for p in whole])
+    order = torch.randperm(flat.numel(), generator=torch.Generator().manual_seed(7))
+    cuts = [0, 5, 100, flat.numel()]
+    places = [order[a:b] for a, b in itertools.pairwise(cuts)]
+
+    def pieces(values: Tensor) -> list[Tensor]:
+        found = [torch.cat([values[place], values.new_zeros(3)]) for place in places]
+        return [piece.to(device) for piece in found]
+
+    params = pieces(flat)
+    states = [
+        {name: torch.full_like(p, rule.initial(name, {})) for name in rule.slots}
+        | {name: flat.new_full((), rule.initial(name, {}), device=device) for name in rule.scalars}
+        for p in params
+    ]
+    for step in grads:
+        for i, grad in enumerate(pieces(torch.cat([g.flatten() for g in step]))):
+            terms = Terms(factors={}, whole=LocalTensor(shape=tuple(grad.shape)))
+            params[i], states[i] = rule.update(params[i], grad, states[i], terms)
+
+    def read() -> Tensor:
+        found = torch.empty_like(flat)
+        for place, piece in zip(places, params, strict=True):
+            found[place] = piece.cpu()[:-3]
+        return found
+
+    return read
+
+
+class _HostReadError(RuntimeError):
+    """The class asked for a value on the device."""
+
+
+class _NoHostReads(TorchDispatchMode):
+    """Refuses operations that wait for the device: `item`, `bool`, sizes that depend on values."""
+
+    _READS = (
+        torch.ops.aten._local_scalar_dense,
+        torch.ops.aten.equal,
+        torch.ops.aten.nonzero,
+        torch.ops.aten.masked_select,
+    )
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func.overloadpacket in self._READS:
+            raise _HostReadError(f"it reads a value back from the device ({func}) at every step")
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _failures_of(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    try:
+        yield
+    except SpmdZeroConfigError:
+        raise
+    except _HostReadError as error:
+        refuse(optimizer, str(error), fix="Keep counters in tensors and compute with those.")
+    # Foreign code may raise anything when it meets a stand-in.
+    except Exception as error:
+        refuse(optimizer, f"its step fails on a shard: {type(error).__name__}: {error}")
+
+
+def _random(shape: Sequence[int], *, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""The checks of a param group: by the config's parameters, and by what its rule was built for."""
+"""Checks of a param group against the config's parameters and the choices of its rule."""
 
 from collections.abc import Mapping
 from numbers import Real
@@ -17,16 +17,16 @@ _UNSUPPORTED = ("amsgrad", "maximize", "differentiable", "max_grad_norm")
 def check_group(
     group: Mapping[str, Any], *, parameters: type[Section], fixed: Mapping[str, Any]
 ) -> None:
-    """Returns if a rule can run a param group.
+    """Checks that a rule can run a param group.
 
     Args:
         group: a torch param group.
         parameters: the config's model of the optimizer's parameters, which checks the group's.
-        fixed: the choices that are part of the compiled update: name -> the rule's.
+        fixed: the choices that are part of the compiled update: name -> the rule's choice.
 
     Raises:
-        SpmdZeroConfigError: an option that no rule has, another choice than the rule's, or a
-            number that is none, out of range, or on a device.
+        SpmdZeroConfigError: an option that no rule has, a choice other than the rule's, or a
+            hyperparameter that is no number, out of range, or on a device.
     """
     refuse_options(group, _UNSUPPORTED)
     for name, built in fixed.items():
@@ -45,7 +45,7 @@ def check_group(
 
 
 def refuse_options(group: Mapping[str, Any], names: tuple[str, ...]) -> None:
-    """Refuse a group that switches on an option that the update does not have.
+    """Refuses a group that turns on an option which the update does not have.
 
     Raises:
         SpmdZeroConfigError: for the first of `names` that is on.
@@ -61,7 +61,7 @@ def refuse_options(group: Mapping[str, Any], names: tuple[str, ...]) -> None:
 
 
 def refuse_tensors(group: Mapping[str, Any]) -> None:
-    """Refuse a group with a tensor among its numbers that is on a device, or is not one number.
+    """Refuses a group with a tensor that is on a device, or that isn't a single number.
 
     Raises:
         SpmdZeroConfigError: for the first of them.
@@ -71,7 +71,7 @@ def refuse_tensors(group: Mapping[str, Any]) -> None:
 
 
 def _on_host(name: str, value: Any) -> Any:
-    """The value; a number of torch's or numpy's, also one of several, as Python's."""
+    """The value, with numbers of torch or NumPy as Python's, also inside betas."""
     if isinstance(value, Tensor):
         if value.device.type != "cpu" or value.numel() != 1:
             raise SpmdZeroConfigError(

@@ -1,4 +1,4 @@
-"""What state a torch optimizer's class starts with, found out by watching its first step."""
+"""The initial state of a torch optimizer's class, found by watching its first step."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from spmdzero.errors import SpmdZeroConfigError
-from spmdzero.optim._stand_in import stand_in
+from spmdzero.optim._substituted import stand_in
 
 Values = dict[str, float]
 
@@ -40,11 +40,11 @@ class _FirstValues(dict[str, Any]):
 def initial_state(
     optimizer: torch.optim.Optimizer, group: Mapping[str, Any]
 ) -> tuple[Values, Values]:
-    """The start value of each slot of the parameter's shape, and of each single number.
+    """The initial value of each slot of the parameter's shape, and of each single number.
 
     Raises:
-        SpmdZeroConfigError: the class keeps state of another shape, or state that does not start
-            from one value.
+        SpmdZeroConfigError: the class keeps state of another shape, or state whose elements
+            start with different values.
     """
     generator = torch.Generator().manual_seed(1)
     param, grad = torch.randn(2, 6, 4, generator=generator, dtype=torch.float32)
@@ -65,7 +65,7 @@ def initial_state(
                 )
             slots[name] = float(value.flatten()[0])
         elif _is_single_number(value):
-            # Written once, a 1 is what `state.get(name, 0) + 1` has counted already.
+            # A 1 that is written once is the result of `state.get(name, 0) + 1`, which has counted.
             counted = not isinstance(value, Tensor) and value == 1 and state.writes[name] == 1
             scalars[name] = 0.0 if counted else float(value)
         else:

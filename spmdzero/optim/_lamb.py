@@ -15,13 +15,14 @@ from spmdzero.optim._rule import Named, Terms, Updated, UpdateRule, decay_rates
 class Lamb(UpdateRule):
     """LAMB (arXiv 1904.00962, algorithm 2) as DeepSpeed's FusedLamb computes it.
 
-    The trust ratio, ``|param| / |update|`` kept between `min_coeff` and `max_coeff`, is of the
+    The trust ratio, ``|param| / |update|`` limited to `min_coeff` and `max_coeff`, is that of the
     whole parameter, however it is sharded. Bias correction scales the step, not the moments
     (DeepSpeed, csrc/lamb/fused_lamb_cuda_kernel.cu).
 
     Attributes:
-        bias_correction: multiply lr by ``sqrt(1 - beta2 ** step) / (1 - beta1 ** step)``.
-        eps_inside_sqrt: add eps to the second moment, not to its root.
+        bias_correction: whether to multiply lr by ``sqrt(1 - beta2 ** step) / (1 - beta1 **
+            step)``.
+        eps_inside_sqrt: whether to add eps to the second moment, not to its root.
     """
 
     parameters = OPTIMIZERS["Lamb"]
@@ -31,32 +32,32 @@ class Lamb(UpdateRule):
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The running means of the gradient and of its square."""
+        """The slots of the running means of the gradient and of its square."""
         return ("exp_avg", "exp_avg_sq")
 
     @property
     def fixed(self) -> dict[str, Any]:
-        """What the compiled update has no other of."""
+        """The choices that are part of the compiled update."""
         return {"bias_correction": self.bias_correction}
 
     def hyper(self, group: Mapping[str, Any]) -> dict[str, float]:
-        """The numbers, and what the betas lead to."""
+        """The group's hyperparameters, and the rates derived from the betas."""
         names = ("lr", "eps", "weight_decay", "max_coeff", "min_coeff")
         numbers = {name: float(group[name]) for name in names}
         return numbers | decay_rates(group, logarithms=True)
 
     def prepare(self, hyper: Named, step: Tensor) -> dict[str, Tensor]:
-        """The step size before the trust ratio."""
+        """The step size before the trust ratio, and the other factors."""
         factors = dict(hyper)
         logs = factors.pop("log_beta1"), factors.pop("log_beta2")
         if self.bias_correction:
-            # 1 - beta ** step, to the last digit of fp32 also at step 1.
+            # This is 1 - beta ** step, exact to the last digit of fp32 even at step 1.
             correction1, correction2 = (-torch.expm1(step * log) for log in logs)
             factors["lr"] = hyper["lr"] * correction2.sqrt() / correction1
         return factors
 
     def update(self, param: Tensor, grad: Tensor, state: Named, terms: Terms) -> Updated:
-        """One step of one parameter."""
+        """The parameter and its state after one step."""
         factors, keep = terms.factors, terms.keep
         mean, square = state["exp_avg"], state["exp_avg_sq"]
         mean = keep(mean * factors["beta1"] + grad * factors["one_minus_beta1"], mean)

@@ -14,15 +14,15 @@ from spmdzero.optim._rule import Named, Terms, Updated, UpdateRule, decay_rates
 class Lion(UpdateRule):
     """Lion (arXiv 2302.06675, algorithm 2).
 
-    Where the interpolation of gradient and momentum is exactly 0, the weight stays, as in the
-    paper; DeepSpeed's kernel adds lr there at every step (csrc/lion/multi_tensor_lion.cu).
+    Where the interpolation of gradient and momentum is exactly 0, the weight stays unchanged, as in
+    the paper; DeepSpeed's kernel adds lr there at every step (csrc/lion/multi_tensor_lion.cu).
     """
 
     parameters = OPTIMIZERS["Lion"]
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The momentum."""
+        """The slot of the momentum."""
         return ("exp_avg",)
 
     def hyper(self, group: Mapping[str, Any]) -> dict[str, float]:
@@ -31,7 +31,7 @@ class Lion(UpdateRule):
         return {"lr": lr, "decay": lr * float(group["weight_decay"]), **decay_rates(group)}
 
     def update(self, param: Tensor, grad: Tensor, state: Named, terms: Terms) -> Updated:
-        """One step of one parameter."""
+        """The parameter and its state after one step."""
         factors, keep = terms.factors, terms.keep
         mean = state["exp_avg"]
         blend = mean * factors["beta1"] + grad * factors["one_minus_beta1"]

@@ -1,4 +1,4 @@
-"""From an optimizer in the config, or a torch optimizer, to an update rule."""
+"""Makes an update rule of an optimizer in the config, or of a torch optimizer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,15 +8,21 @@ import torch
 from spmdzero.config import OPTIMIZERS
 from spmdzero.optim._adagrad import Adagrad
 from spmdzero.optim._adam import Adam
-from spmdzero.optim._elementwise_proof import elementwise_rule
+from spmdzero.optim._elementwise import elementwise_rule
 from spmdzero.optim._lamb import Lamb
 from spmdzero.optim._lion import Lion
-from spmdzero.optim._named import FusedAdam, FusedLamb, FusedLion
+from spmdzero.optim._named import (
+    DeepSpeedCPUAdam,
+    DeepSpeedCPULion,
+    FusedAdam,
+    FusedLamb,
+    FusedLion,
+)
 from spmdzero.optim._rule import UpdateRule
 from spmdzero.optim._sgd import SGD
 
 DEEPSPEED_OPTIMIZERS = tuple(OPTIMIZERS)
-"""The names that are no class of torch.optim to be proven, but rules."""
+"""The names that stand for rules, and not for classes of torch.optim that need a proof."""
 
 # DeepSpeed 0.19.8, runtime/zero/utils.py, ZERO_SUPPORTED_OPTIMIZERS, by the config's names.
 _TESTED_NAMES = ("adam", "adamw", "adagrad", "lion", "muon")
@@ -24,13 +30,15 @@ _TESTED_CLASSES = (
     torch.optim.Adam,
     torch.optim.AdamW,
     torch.optim.Adagrad,
+    DeepSpeedCPUAdam,
     FusedAdam,
+    DeepSpeedCPULion,
     FusedLion,
 )
 
 
 def is_tested(optimizer: str | torch.optim.Optimizer) -> bool:
-    """Whether DeepSpeed runs it under ZeRO without `zero_allow_untested_optimizer`.
+    """Whether DeepSpeed runs an optimizer under ZeRO without `zero_allow_untested_optimizer`.
 
     Args:
         optimizer: its name in the config, or the user's own.
@@ -41,16 +49,16 @@ def is_tested(optimizer: str | torch.optim.Optimizer) -> bool:
 
 
 def rule_from_config(type: str, params: Mapping[str, Any]) -> tuple[UpdateRule, dict[str, Any]]:
-    """The rule and the param group defaults that `{"type": ..., "params": ...}` stands for.
+    """The rule and the param group defaults for `{"type": ..., "params": ...}`.
 
     The meaning is DeepSpeed's (runtime/engine.py, `_configure_basic_optimizer`): "Adam" is AdamW
-    unless `adam_w_mode` is false; "AdamW" always is. `torch_adam` chooses an implementation there.
-    All it changes here is AdamW's default weight decay: torch's 0.01 instead of FusedAdam's 0. For
-    "Muon" there is a rule for each half of the parameters: see `muon_groups`.
+    unless `adam_w_mode` is false; "AdamW" always is. `torch_adam` chooses an implementation there,
+    but here it only changes AdamW's default weight decay: torch's 0.01 instead of FusedAdam's 0.
+    "Muon" has a rule for each half of the parameters: see `muon_groups`.
 
     Args:
-        type: one of `DEEPSPEED_OPTIMIZERS` but "Muon".
-        params: as `load_config` has checked them.
+        type: one of `DEEPSPEED_OPTIMIZERS` except "Muon".
+        params: as checked by `load_config`.
     """
     rule = _rule(type, params)
     group = {name: params.get(name, default) for name, default in rule.defaults.items()}
@@ -59,7 +67,7 @@ def rule_from_config(type: str, params: Mapping[str, Any]) -> tuple[UpdateRule, 
     if isinstance(rule, Adam) and params.get("torch_adam"):
         del group["bias_correction"]
         group["weight_decay"] = params.get("weight_decay", 1e-2 if rule.decoupled else 0.0)
-        # FusedAdam keeps the JSON's list, torch's class makes a tuple of it: `get_mom` shows them.
+        # FusedAdam keeps the JSON's list, torch's class makes it a tuple: `get_mom` shows them.
         group["betas"] = tuple(group["betas"])
     return rule, group
 
@@ -79,16 +87,16 @@ def _rule(type: str, params: Mapping[str, Any]) -> UpdateRule:
 
 
 def rules_from_torch(optimizer: torch.optim.Optimizer, *, device: torch.device) -> list[UpdateRule]:
-    """The rule of each param group that does what `optimizer.step` would do to it.
+    """The rule of each param group that has the effect of `optimizer.step`.
 
-    The classes that are known by their arithmetic: torch.optim.Adam, AdamW, SGD and Adagrad
-    themselves (a subclass may compute something else), FusedAdam, FusedLamb and FusedLion. For
-    any other class the rule runs its own `step` on shards, see `elementwise_rule`.
+    Known by their arithmetic are torch.optim.Adam, AdamW, SGD and Adagrad themselves (a subclass
+    may compute something else), FusedAdam, FusedLamb and FusedLion. For any other class the rule
+    runs its own `step` on shards, see `elementwise_rule`.
 
     Args:
-        optimizer: over any tensors; it has taken no step. One of its groups has parameters at
-            least; a group without any gets the rule of one that has.
-        device: where the class is tried, the one that it will run on.
+        optimizer: over any tensors; it has taken no step. At least one of its groups has
+            parameters; a group without any gets the rule of one that has.
+        device: where the class is proven, and will run.
 
     Raises:
         SpmdZeroConfigError: a class that can't be proven elementwise, an option that the rule

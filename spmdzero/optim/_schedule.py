@@ -1,4 +1,4 @@
-"""What DeepSpeed's schedules share: the counter and the writing of `param_groups`."""
+"""Common parts of DeepSpeed's schedules: the counter and the writing of `param_groups`."""
 
 import functools
 import inspect
@@ -20,7 +20,7 @@ class DeepSpeedSchedule(ABC):
 
     Args:
         optimizer: its `param_groups` are written.
-        last_batch_iteration: -1 to start; the param groups are left alone otherwise.
+        last_batch_iteration: -1 to start; with other values the param groups are left alone.
     """
 
     def __init__(self, *, optimizer: Optimizer, last_batch_iteration: int) -> None:
@@ -36,15 +36,15 @@ class DeepSpeedSchedule(ABC):
         """The learning rates that were last written to the param groups.
 
         Raises:
-            UsageAssertionError: nothing was written yet (made with a `last_batch_iteration` and
-                not stepped since).
+            UsageAssertionError: nothing was written yet (the schedule was made with a
+                `last_batch_iteration` and not stepped since).
         """
         if self._last_lr is None:
             raise UsageAssertionError("get_last_lr() before the first step(): call step() first.")
         return self._last_lr
 
     def step(self, last_batch_iteration: int | None = None) -> None:
-        """Go to the next iteration, or to the one given, and write the learning rates."""
+        """Goes to the next iteration, or to the given one, and writes the learning rates."""
         if last_batch_iteration is None:
             last_batch_iteration = self.last_batch_iteration + 1
         self.last_batch_iteration = last_batch_iteration
@@ -55,15 +55,15 @@ class DeepSpeedSchedule(ABC):
         return {"last_batch_iteration": self.last_batch_iteration}
 
     def load_state_dict(self, sd: dict[str, int]) -> None:
-        """Set the iteration; as in DeepSpeed the param groups change at the next `step`."""
+        """Sets the iteration; as in DeepSpeed the param groups change at the next `step`."""
         self.last_batch_iteration = sd["last_batch_iteration"]
 
     def write_lr(self, rates: list[float]) -> None:
-        """Give each param group its learning rate."""
+        """Writes each param group's learning rate."""
         # zip isn't strict: a group that joined later keeps its own lr, as in DeepSpeed.
         for group, lr in zip(self.optimizer.param_groups, rates, strict=False):
             if isinstance(group["lr"], torch.Tensor):
-                # Somebody else holds it, and reads the lr there (DeepSpeed, `update_lr`).
+                # Other code may hold the tensor, and reads the lr there (DeepSpeed, `update_lr`).
                 group["lr"].fill_(lr)
             else:
                 group["lr"] = lr
@@ -71,12 +71,12 @@ class DeepSpeedSchedule(ABC):
 
 
 def checked(name: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Makes the `__init__` of the schedule `name` check its arguments as the config's are.
+    """Makes the `__init__` of the schedule `name` check its arguments as the config's are checked.
 
     Its `optimizer` may be an object that has a torch optimizer as `.optimizer`, as in DeepSpeed.
 
     Raises:
-        SpmdZeroConfigError: one of the wrong type or range.
+        SpmdZeroConfigError: an argument has a wrong type or range.
         UsageTypeError: there is no optimizer.
     """
 
@@ -107,10 +107,10 @@ def _torch_optimizer(optimizer: object) -> Optimizer:
 
 
 def per_group(optimizer: Optimizer, name: str, value: float | Sequence[float]) -> list[float]:
-    """`value` for each param group, or its values, one per group.
+    """`value` for each param group, or its values if it has one per group.
 
     Raises:
-        SpmdZeroConfigError: another count than there are groups.
+        SpmdZeroConfigError: the number of values is not that of the groups.
     """
     groups = len(optimizer.param_groups)
     if isinstance(value, int | float):

@@ -1,4 +1,4 @@
-"""From a scheduler in the config to a schedule object."""
+"""Makes a schedule of a scheduler in the config."""
 
 import inspect
 from collections.abc import Mapping
@@ -8,10 +8,8 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from spmdzero.errors import SpmdZeroConfigError
-from spmdzero.optim._one_cycle import OneCycle
-from spmdzero.optim._range_test import LRRangeTest
 from spmdzero.optim._schedule import DeepSpeedSchedule
-from spmdzero.optim._schedules import WarmupCosineLR, WarmupDecayLR, WarmupLR
+from spmdzero.optim._schedules import LRRangeTest, OneCycle, WarmupCosineLR, WarmupDecayLR, WarmupLR
 
 Schedule = DeepSpeedSchedule | LRScheduler
 
@@ -23,17 +21,17 @@ _OURS: dict[str, Any] = {
 def schedule_from_config(
     type: str, params: Mapping[str, Any], optimizer: torch.optim.Optimizer
 ) -> Schedule:
-    """The schedule that `{"type": ..., "params": ...}` stands for, bound to `optimizer`.
+    """The schedule for `{"type": ..., "params": ...}`, bound to `optimizer`.
 
     DeepSpeed's names come first, then the classes of torch.optim.lr_scheduler, as in DeepSpeed
     (runtime/engine.py, `_scheduler_from_config`).
 
     Args:
-        type, params: as `load_config` has checked them.
+        type, params: as checked by `load_config`.
         optimizer: its `param_groups` are written.
 
     Raises:
-        SpmdZeroConfigError: values that the class refuses.
+        SpmdZeroConfigError: the class refuses the values.
     """
     cls = _OURS.get(type) or getattr(torch.optim.lr_scheduler, type)
     try:

@@ -16,8 +16,8 @@ class SGD(UpdateRule):
     """SGD with torch.optim.SGD's meaning of momentum, dampening and Nesterov.
 
     Attributes:
-        momentum: keep a momentum buffer; how much momentum is a number of the param group.
-        nesterov: look ahead along the buffer (needs `momentum`).
+        momentum: whether there is a momentum buffer; the group has the amount of momentum.
+        nesterov: whether to look ahead along the buffer (needs `momentum`).
     """
 
     parameters = OPTIMIZERS["SGD"]
@@ -26,12 +26,12 @@ class SGD(UpdateRule):
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The momentum buffer, if there is one."""
+        """The slot of the momentum buffer, if there is one."""
         return ("momentum_buffer",) if self.momentum else ()
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """As torch's, without `momentum` when the rule has some: that has no default."""
+        """torch's defaults, without `momentum` if the rule has momentum, which has no default."""
         defaults = super().defaults
         if self.momentum:
             del defaults["momentum"]
@@ -39,11 +39,11 @@ class SGD(UpdateRule):
 
     @property
     def fixed(self) -> dict[str, Any]:
-        """What the compiled update has no other of."""
+        """The choices that are part of the compiled update."""
         return {"momentum": self.momentum, "nesterov": self.nesterov}
 
     def hyper(self, group: Mapping[str, Any]) -> dict[str, float]:
-        """lr and weight decay, and with momentum its two numbers."""
+        """lr and weight decay, and with momentum its two hyperparameters."""
         hyper = {"lr": float(group["lr"]), "weight_decay": float(group["weight_decay"])}
         if self.momentum:
             hyper["momentum"] = float(group["momentum"])
@@ -51,10 +51,10 @@ class SGD(UpdateRule):
         return hyper
 
     def prepare(self, hyper: Named, step: Tensor) -> dict[str, Tensor]:
-        """How much of the gradient enters the buffer: all of it at the first step.
+        """The factors, with the gradient's weight in the buffer, which is 1 at the first step.
 
-        torch starts the buffer as the gradient itself, undamped. Ours starts at zero, so weight 1
-        at step 1 gives the same buffer without a second graph.
+        torch starts the buffer as the gradient itself, undamped. Here it starts at zero, so that
+        weight 1 at step 1 gives the same buffer without a second graph.
         """
         factors = dict(hyper)
         if self.momentum:
@@ -63,7 +63,7 @@ class SGD(UpdateRule):
         return factors
 
     def update(self, param: Tensor, grad: Tensor, state: Named, terms: Terms) -> Updated:
-        """One step of one parameter."""
+        """The parameter and its state after one step."""
         factors, keep = terms.factors, terms.keep
         grad = grad + param * factors["weight_decay"]
         if not self.momentum:

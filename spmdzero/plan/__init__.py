@@ -1,4 +1,4 @@
-"""Where every tensor of a ZeRO step lives on the mesh. Knows no backend."""
+"""Where every tensor of a ZeRO step lives on the mesh. This package knows no backend."""
 
 from spmdzero.plan._choose import choose_placement
 from spmdzero.plan._dtypes import itemsize
@@ -9,6 +9,7 @@ from spmdzero.plan._mesh import MeshSpec
 from spmdzero.plan._placement import Placement
 from spmdzero.plan._plan import ShardingPlan
 from spmdzero.plan._roles import Role, parameter_at_rest
+from spmdzero.plan._sizes import sized
 from spmdzero.plan._tensors import ParamSpec, RoleState, TensorPlan
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "estimate_zero2_model_states_mem_needs",
     "itemsize",
     "parameter_at_rest",
+    "sized",
 ]

@@ -6,7 +6,7 @@ from spmdzero.plan._mesh import MeshSpec
 from spmdzero.plan._placement import Placement, Shape
 
 # A TPU keeps the last two dims in tiles of 8 x 128. A shard that cuts a tile makes the compiler
-# fall back from reduce-scatter to all-reduce: (24, 4096) over 8 devices does on dim 0.
+# fall back from reduce-scatter to all-reduce, as (24, 4096) over 8 devices does on dim 0.
 _LAST_DIM_TILE = 128
 _SECOND_LAST_DIM_TILE = 8
 
@@ -14,12 +14,12 @@ _SECOND_LAST_DIM_TILE = 8
 def choose_placement(shape: Shape, *, mesh: MeshSpec, min_shard_elements: int) -> Placement:
     """Where the states of a tensor of `shape` live: shard, flat, or replicate, with the reason.
 
-    Of the dims that the ``fsdp`` axis divides, the first whose shard is a whole number of TPU
-    tiles, and a multiple of 8, wins: what is gathered along the first dim is already in row-major
-    order, along another it is copied once more. Then the longest of whole tiles, then the longest.
-    A tensor that no dim can split is flattened and padded. Replicated are only scalars, empty
-    tensors, tensors below `min_shard_elements`, and everything when the ``fsdp`` axis has one
-    device.
+    Among the dims that the ``fsdp`` axis divides, the first whose shard is a whole number of TPU
+    tiles, and a multiple of 8, wins: a tensor gathered along its first dim is already in row-major
+    order, along a later dim it is copied once more. The next choice is the longest dim whose shards
+    are whole tiles, then the longest dim. A tensor without a dim to split is flattened and padded.
+    Only scalars, empty tensors, tensors below `min_shard_elements`, and everything when the
+    ``fsdp`` axis has one device, are replicated.
     """
     elements, devices = math.prod(shape), mesh.fsdp
     if not shape:
@@ -36,8 +36,8 @@ def choose_placement(shape: Shape, *, mesh: MeshSpec, min_shard_elements: int) -
     if not divisible:
         return _flat(shape, devices=devices)
     aligned = [dim for dim in divisible if shape[dim] // devices % _tile(dim, len(shape)) == 0]
-    # A convolution's channels lead, but a TPU keeps them in tiles: (16, 64, 3, 3) over 8 devices is
-    # all-reduced on dim 0 (v5e:2x4). max() keeps the first of equals.
+    # A convolution's channels are its first dims, but a TPU keeps them in tiles: (16, 64, 3, 3)
+    # over 8 devices is all-reduced on dim 0 (v5e:2x4). max() keeps the first of equals.
     roomy = [dim for dim in aligned if shape[dim] // devices % _SECOND_LAST_DIM_TILE == 0]
     dim = roomy[0] if roomy else max(aligned or divisible, key=lambda dim: shape[dim])
     split = f"dim {dim}: {shape[dim]:,} / {devices} = {shape[dim] // devices:,}"

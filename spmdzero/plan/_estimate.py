@@ -1,4 +1,4 @@
-"""DeepSpeed's estimate of what ZeRO-2 needs."""
+"""DeepSpeed's estimate of the memory that ZeRO-2 needs."""
 
 
 def estimate_zero2_model_states_mem_needs(
@@ -10,9 +10,9 @@ def estimate_zero2_model_states_mem_needs(
 ) -> tuple[int, int]:
     """Bytes of CPU memory per node and of device memory per device, for 16-bit training.
 
-    DeepSpeed's formulas (runtime/zero/stage_1_and_2.py): 2 bytes per parameter everywhere, and
-    18 (gradients 2 + 4, master 4, moments 8) divided by the devices. For what a config of
-    spmdzero needs, `ShardingPlan.memory` is exact.
+    DeepSpeed's formulas (runtime/zero/stage_1_and_2.py): 2 bytes per parameter everywhere, and 18
+    (gradients 2 + 4, master 4, moments 8) divided by the devices. `ShardingPlan.memory` gives the
+    exact bytes of a config of spmdzero.
     """
     total_gpus = num_nodes * num_gpus_per_node
     if cpu_offload:

@@ -13,16 +13,16 @@ T = TypeVar("T")
 
 
 def dump(plan: object) -> str:
-    """`plan`, a dataclass, as JSON text under a version."""
+    """The dataclass `plan` as JSON text, with the format's version."""
     content = TypeAdapter(type(plan)).dump_python(plan, mode="json")
     return json.dumps({"version": _VERSION, "plan": content})
 
 
 def load(cls: type[T], text: str) -> T:
-    """The `cls` that `dump` wrote.
+    """The instance of `cls` that `dump` wrote.
 
     Raises:
-        SpmdZeroError: not JSON, another version, or not a valid `cls`.
+        SpmdZeroError: the text is not JSON, has a different version, or is not a valid `cls`.
     """
     try:
         document = json.loads(text)

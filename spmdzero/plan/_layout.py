@@ -23,12 +23,12 @@ class Layout:
 
     @property
     def kind(self) -> str:
-        """See `Placement`."""
+        """The placement's kind, see `Placement`."""
         return self.placement.kind
 
     @property
     def is_sharded(self) -> bool:
-        """See `Placement`."""
+        """Whether a device holds only its part of the tensor, see `Placement`."""
         return self.placement.is_sharded
 
     @cached_property
@@ -38,10 +38,10 @@ class Layout:
 
     @cached_property
     def spec(self) -> PartitionSpec:
-        """The mesh axis, or axes, that split each dim of `stored`; None where none does."""
+        """The mesh axes that split each dim of `stored`; None for a dim that isn't split."""
         return self.placement.partition_spec(self.shape, self.mesh)
 
     @cached_property
     def local(self) -> Shape:
-        """The part of `stored` that one device holds; the same on every device."""
+        """The shape of the part that one device holds; the same on every device."""
         return self.placement.local_shape(self.shape, self.mesh)

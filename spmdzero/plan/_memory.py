@@ -1,4 +1,4 @@
-"""What a plan costs in bytes per device."""
+"""The memory of a plan, in bytes per device."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +13,7 @@ from spmdzero.plan._tensors import TensorPlan
 
 @dataclass(frozen=True)
 class MemoryReport(Shown):
-    """Bytes per device of each role. Activations and the compiler's buffers are not in it.
+    """Bytes per device of each role, without activations and the compiler's buffers.
 
     Attributes:
         bytes_per_role: (role, bytes per device), in the order of `Role`; MOMENT counts all slots.
@@ -31,7 +31,7 @@ class MemoryReport(Shown):
     def total(self) -> int:
         """Bytes per device of all roles together, as during the step.
 
-        GRADIENT lives only then; between micro-batches there is the ACCUMULATOR instead.
+        GRADIENT lives only during the step; between micro-batches the ACCUMULATOR lives instead.
         """
         return sum(size for _, size in self.bytes_per_role)
 
@@ -47,8 +47,8 @@ class StageComparison(Shown):
 
     Attributes:
         stages: the report of each stage.
-        paper: bytes per device of each stage by the ZeRO paper's formula, None where it doesn't
-            apply.
+        paper: bytes per device of each stage by the ZeRO paper's formula; None if the formula
+            doesn't apply.
         paper_note: when the formula applies, or why it doesn't here.
     """
 
@@ -73,7 +73,11 @@ def memory_report(
 def paper_formula(
     tensors: Sequence[TensorPlan], mesh: MeshSpec, *, moments: tuple[str, ...]
 ) -> tuple[tuple[int, ...] | None, str]:
-    """16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N, 16Ψ/N bytes (ZeRO, arXiv 1910.02054, section 5); a note."""
+    """Bytes per device at the stages 0 to 3 by the ZeRO paper's formula, and a note on it.
+
+    The formula is 16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N, 16Ψ/N (ZeRO, arXiv 1910.02054, section 5). The bytes
+    are None if it doesn't apply to this plan.
+    """
     note = (
         "ZeRO, arXiv 1910.02054, section 5: 16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N, 16Ψ/N bytes for mixed "
         "precision Adam: 16-bit parameters and gradients, fp32 master and two fp32 moments, all "

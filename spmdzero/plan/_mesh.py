@@ -16,11 +16,11 @@ def _refuse(value: object, *, reason: str, fix: str) -> SpmdZeroConfigError:
 
 @dataclass(frozen=True)
 class MeshSpec:
-    """Names and sizes of the mesh axes. The batch is split over all of them.
+    """Names and sizes of the mesh axes. The batch is split over all axes.
 
     Attributes:
-        axes: (name, number of devices) per axis, ``data`` before ``fsdp``. States are sharded
-            over ``fsdp`` and replicated over ``data``, which may be absent.
+        axes: (name, number of devices) per axis, ``data`` before ``fsdp``. States are sharded over
+            ``fsdp`` and replicated over ``data``; a mesh may have no ``data`` axis.
     """
 
     axes: tuple[tuple[str, int], ...]

@@ -21,7 +21,7 @@ class Placement:
             ``fsdp`` axis. ``flat``: flattened, padded to a multiple of the ``fsdp`` axis, and
             split. ``partial``: each device holds its own whole summand; the tensor is their sum.
         dim: the tensor dim that is split; None unless `kind` is ``shard``.
-        reason: why this placement, for people.
+        reason: why the tensor has this placement, for people to read.
     """
 
     kind: Literal["replicate", "shard", "flat", "partial"]
@@ -53,7 +53,7 @@ class Placement:
         return shape
 
     def partition_spec(self, shape: Shape, mesh: MeshSpec) -> PartitionSpec:
-        """The mesh axis, or axes, that split each dim of the stored shape; None where none does.
+        """The mesh axes that split each dim of the stored shape; None for a dim that isn't split.
 
         Raises:
             SpmdZeroUsageError: `shape` has no dim `dim`, or the ``fsdp`` axis doesn't divide it.
@@ -73,7 +73,7 @@ class Placement:
         return (*whole[: self.dim], "fsdp", *whole[self.dim + 1 :])
 
     def local_shape(self, shape: Shape, mesh: MeshSpec) -> Shape:
-        """The part of the stored shape that one device holds; the same on every device.
+        """The shape of the part that one device holds; the same on every device.
 
         Raises:
             SpmdZeroUsageError: as `partition_spec`.
@@ -85,7 +85,7 @@ class Placement:
         )
 
     def owned_slices(self, shape: Shape, mesh: MeshSpec) -> tuple[tuple[slice, ...], ...]:
-        """For each device in mesh order (row-major), the slices of the stored tensor it holds.
+        """The slices of the stored tensor that each device holds, in mesh order (row-major).
 
         Raises:
             SpmdZeroUsageError: as `partition_spec`.

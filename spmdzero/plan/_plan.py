@@ -25,18 +25,18 @@ _EVERYWHERE = Placement(kind="replicate", reason="every device has all of it")
 class ShardingPlan(Shown):
     """Parameter name -> role -> placement on the mesh, with the reason of each placement.
 
-    Make one with `build`. Two plans are equal when every setting and placement is.
+    `build` makes a plan. Two plans are equal when all their settings and placements are equal.
 
     Attributes:
         stage: ZeRO stage, 0 to 3.
         mesh: the mesh that the placements refer to.
         min_shard_elements: tensors with fewer elements keep replicated states.
-        master: whether parameters in another dtype than `master_dtype` have master weights.
+        master: whether parameters whose dtype isn't `master_dtype` have master weights.
         master_dtype: dtype of the master weights.
-        moments: the optimizer's slots, e.g. ``("exp_avg", "exp_avg_sq")``: of every parameter
-            whose `ParamSpec.moments` says nothing else.
+        moments: the optimizer's slots, e.g. ``("exp_avg", "exp_avg_sq")``, for every parameter
+            whose `ParamSpec.moments` is None.
         moment_dtype: dtype of every slot.
-        accumulator_dtype: dtype of accumulator and gradient; None means the parameter's.
+        accumulator_dtype: dtype of accumulator and gradient; None means the parameter's dtype.
         accumulation_steps: micro-batches per step; an accumulator exists above 1.
         partial: whether the backward hands over each device's own summand of the gradient.
         tensors: the plan of each parameter, in the model's order.
@@ -92,7 +92,7 @@ class ShardingPlan(Shown):
 
         Raises:
             SpmdZeroConfigError: a stage other than 0 to 3, or a count that is too small.
-            SpmdZeroUsageError: an unknown dtype, or two parameters of one name.
+            SpmdZeroUsageError: an unknown dtype, or two parameters with the same name.
         """
 
         def states(param: ParamSpec) -> Iterator[RoleState]:
@@ -135,15 +135,15 @@ class ShardingPlan(Shown):
         )
 
     def at_stage(self, stage: int) -> "ShardingPlan":
-        """The same parameters and settings planned for another stage."""
+        """The plan of the same parameters and settings at `stage`."""
         return self._rebuilt(stage=stage)
 
     def with_accumulation(self, accumulation_steps: int) -> "ShardingPlan":
-        """The same parameters and settings planned for another number of micro-batches a step."""
+        """The plan of the same parameters and settings for `accumulation_steps` micro-batches."""
         return self._rebuilt(accumulation_steps=accumulation_steps)
 
     def on_mesh(self, mesh: MeshSpec) -> "ShardingPlan":
-        """The same parameters and settings planned for another mesh."""
+        """The plan of the same parameters and settings on `mesh`."""
         return self._rebuilt(mesh=mesh)
 
     def _rebuilt(self, **changed: Any) -> "ShardingPlan":
@@ -158,18 +158,18 @@ class ShardingPlan(Shown):
         """Where a tensor of the training state lives between steps.
 
         Args:
-            state: its name: ``parameter/<name>``, ``accumulator/<name>``, ``gradient/<name>``,
-                ``master/<name>``, a slot of the optimizer such as ``exp_avg/<name>``. Any other is
-                whole on every device: buffers, counters, flags, and numbers that an optimizer
-                keeps of each parameter.
+            state: the tensor's name: ``parameter/<name>``, ``accumulator/<name>``,
+                ``gradient/<name>``, ``master/<name>``, or a slot of the optimizer such as
+                ``exp_avg/<name>``. A tensor of any other name is whole on every device: buffers,
+                counters, flags, and numbers that an optimizer keeps for each parameter.
 
         Raises:
-            SpmdZeroUsageError: this plan has no such role of that parameter.
+            SpmdZeroUsageError: the parameter has no such role in this plan.
         """
         return self._layouts(state)[0]
 
     def in_use(self, state: str) -> Layout:
-        """Where the step's program computes with that tensor; see `at_rest`."""
+        """The layout in which the step's program computes with a tensor; see `at_rest`."""
         return self._layouts(state)[1]
 
     def _layouts(self, state: str) -> tuple[Layout, Layout]:
@@ -193,7 +193,7 @@ class ShardingPlan(Shown):
 
     @cached_property
     def _known(self) -> dict[str, tuple[Layout, Layout]]:
-        # They are asked for at each step.
+        # The layouts are asked for at each step.
         return {}
 
     @property
@@ -226,10 +226,10 @@ class ShardingPlan(Shown):
 
     @classmethod
     def from_json(cls, text: str) -> "ShardingPlan":
-        """The plan that `to_json` wrote, placements as stored.
+        """The plan that `to_json` wrote, with the stored placements.
 
         Raises:
-            SpmdZeroError: not JSON, another version, or not a valid plan.
+            SpmdZeroError: the text is not JSON, has a different version, or is not a valid plan.
         """
         return _json.load(cls, text)
 

@@ -7,7 +7,7 @@ from spmdzero.plan._placement import Placement
 
 
 class Role(str, Enum):
-    """What a tensor is to one parameter.
+    """The part that a tensor plays for one parameter.
 
     PARAMETER is what the forward reads, ACCUMULATOR the gradient between micro-batches, GRADIENT
     the gradient at the step, MASTER the high-precision copy that the optimizer updates, MOMENT
@@ -25,11 +25,12 @@ class Role(str, Enum):
 
 
 def in_use(role: Role, at_rest: Placement) -> Placement:
-    """The placement in which a step's program computes with what lives as `at_rest` between steps.
+    """The placement in which a step's program uses a tensor placed as `at_rest` between steps.
 
     Args:
-        role: what the tensor is; the forward and the backward read a whole PARAMETER, the update
+        role: the tensor's role; the forward and the backward read a whole PARAMETER, the update
             computes with shards.
+        at_rest: the tensor's placement between steps.
     """
     if role is Role.PARAMETER and at_rest.is_sharded:
         return Placement(kind="replicate", reason="gathered where the forward uses it")
@@ -41,15 +42,15 @@ def parameter_at_rest(*, stage: int, shard: Placement, persistent: bool) -> Plac
 
     Args:
         stage: 0 to 3.
-        shard: where the stage puts what it shards.
-        persistent: whether stage 3 is to keep it whole, for its size.
+        shard: the placement of the states that the stage shards.
+        persistent: whether stage 3 keeps the parameter whole because it is small.
     """
     if stage < 3:
         reason = f"stage {stage} keeps this whole on every device"
     elif shard.kind == "shard" and not persistent:
         return shard
     elif shard.kind == "flat":
-        # A module's parameter keeps its shape, of which no device could hold an equal part.
+        # A module's parameter keeps its shape, and no dim of it splits evenly over the devices.
         reason = f"{shard.reason}; a parameter keeps its shape, and stays whole"
     else:
         reason = "within stage3_param_persistence_threshold" if persistent else shard.reason
@@ -63,10 +64,10 @@ def placements_at_stage(
 
     Args:
         stage: 0 to 3.
-        shard: where the stage puts what it shards.
-        partial: whether a gradient leaves the backward as each device's own summand; False when
-            the backward hands over a gradient that is already reduced.
-        persistent: as `parameter_at_rest`'s.
+        shard: the placement of the states that the stage shards.
+        partial: whether a gradient leaves the backward as each device's own summand; False if the
+            backward hands over a gradient that is already reduced.
+        persistent: as in `parameter_at_rest`.
     """
     whole = Placement(kind="replicate", reason=f"stage {stage} keeps this whole on every device")
     state = whole if stage == 0 else shard

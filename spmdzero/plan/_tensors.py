@@ -17,8 +17,8 @@ class ParamSpec:
         shape: its global shape.
         dtype: the name of its dtype, e.g. ``"bfloat16"``.
         trainable: whether it has a gradient and optimizer states.
-        moments: its own optimizer slots, where they are not the plan's; None where they are.
-        persistent: whether stage 3 keeps it whole between steps, for its size.
+        moments: its own optimizer slots; None if they are the plan's.
+        persistent: whether stage 3 keeps it whole between steps because it is small.
     """
 
     name: str
@@ -67,19 +67,19 @@ class TensorPlan:
 
     @property
     def trainable(self) -> bool:
-        """Whether it has a gradient and optimizer states."""
+        """Whether the parameter has a gradient and optimizer states."""
         return self.param.trainable
 
     def moments(self, usual: tuple[str, ...]) -> tuple[str, ...]:
-        """Its optimizer slots, in a plan whose parameters have those of `usual`."""
+        """The parameter's optimizer slots; `usual` are the slots of the plan."""
         return usual if self.param.moments is None else self.param.moments
 
     def placement(self, role: Role) -> Placement | None:
-        """Where `role` lives, or None when this parameter has no such role."""
+        """Where the tensor of `role` lives, or None if this parameter has no such role."""
         return next((state.placement for state in self.states if state.role is role), None)
 
     def require(self, role: Role) -> Placement:
-        """Where `role` lives.
+        """Where the tensor of `role` lives.
 
         Raises:
             SpmdZeroUsageError: this parameter has no such role.
@@ -87,7 +87,7 @@ class TensorPlan:
         return self._state(role).placement
 
     def dtype(self, role: Role = Role.PARAMETER) -> str:
-        """The dtype of `role`.
+        """The dtype of the tensor of `role`.
 
         Raises:
             SpmdZeroUsageError: this parameter has no such role.

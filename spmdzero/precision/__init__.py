@@ -1,4 +1,4 @@
-"""Which dtype each role of a tensor has, and the loss scale of fp16."""
+"""The dtype of each role of a tensor, and the loss scale of fp16."""
 
 from spmdzero.precision._gradient_scaling import GradientScaling
 from spmdzero.precision._policy import PrecisionPolicy, dtype_named, name_of

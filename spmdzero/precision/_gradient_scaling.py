@@ -1,4 +1,4 @@
-"""What gradients are multiplied by on their way to the mean (or the sum) over devices."""
+"""Factors of gradients on their way to the mean (or the sum) over devices."""
 
 import dataclasses
 
@@ -7,10 +7,10 @@ from spmdzero.config import SpmdZeroConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GradientScaling:
-    """The factors around the reduction; DeepSpeed's order of them decides when fp16 overflows.
+    """The factors around the reduction; as in DeepSpeed, their order decides when fp16 overflows.
 
     Attributes:
-        seed: gradients inside the replica region are this many times the global loss's.
+        seed: factor of gradients inside the replica region over the global loss's.
         before: factor of each device's own gradient before the reduction.
         after: factor of the reduced gradient.
     """
@@ -21,13 +21,15 @@ class GradientScaling:
 
     @property
     def whole(self) -> float:
-        """Factor of a gradient of the global loss that never was in the region."""
+        """Factor of a gradient of the global loss that was never in the region."""
         return self.seed * self.before * self.after
 
     @classmethod
     def from_config(cls, config: SpmdZeroConfig, *, replicas: int) -> "GradientScaling":
-        """The factors of `gradient_allreduce_op`, `prescale_gradients`,
-        `gradient_predivide_factor` and `zero_optimization.reduce_scatter`.
+        """The factors that the config's reduction keys ask for.
+
+        The keys are `gradient_allreduce_op`, `prescale_gradients`, `gradient_predivide_factor` and
+        `zero_optimization.reduce_scatter`.
 
         Source: DeepSpeed, runtime/zero/stage_1_and_2.py, `average_tensor` and
         `gradient_reduction_w_predivide`; at stage 0 runtime/engine.py, `allreduce_bucket`. In fp32

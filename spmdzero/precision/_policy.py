@@ -10,19 +10,19 @@ _NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """The dtype that DeepSpeed calls `name` (``"fp32"``, ``"bf16"``) or torch (``"float32"``)."""
+    """The dtype with DeepSpeed's name (``"fp32"``, ``"bf16"``) or torch's (``"float32"``)."""
     return _NAMES[name] if name in _NAMES else getattr(torch, name)
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """DeepSpeed's name of a dtype (``"fp32"``), or torch's where that has none (``"float64"``)."""
+    """DeepSpeed's name of a dtype (``"fp32"``), or torch's where it has none (``"float64"``)."""
     names = {known: name for name, known in _NAMES.items()}
     return names.get(dtype) or str(dtype).removeprefix("torch.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrecisionPolicy:
-    """Dtypes by role; DeepSpeed's rules (runtime/engine.py, `get_data_types`).
+    """Dtypes by role, by DeepSpeed's rules (runtime/engine.py, `get_data_types`).
 
     Attributes:
         parameter: of parameters, forward and backward. Buffers keep their own.
@@ -30,7 +30,7 @@ class PrecisionPolicy:
         communicate: of the gradient reduction.
         master: whether parameters have fp32 master weights beside them.
         moment: of the optimizer's states.
-        autocast: what `torch.autocast` computes in, None without ``torch_autocast``.
+        autocast: the dtype of `torch.autocast`, None without ``torch_autocast``.
         skip_nonfinite: whether a step whose gradient norm is not finite leaves the weights alone.
     """
 
@@ -44,8 +44,9 @@ class PrecisionPolicy:
 
     @classmethod
     def from_config(cls, config: SpmdZeroConfig) -> "PrecisionPolicy":
-        """The policy that `fp16`, `bf16`, `torch_autocast`, `data_types` and
-        `communication_data_type` ask for.
+        """The policy for the config's dtype keys.
+
+        The keys are `fp16`, `bf16`, `torch_autocast`, `data_types` and `communication_data_type`.
         """
         parameter = torch.float32
         if config.fp16.enabled:

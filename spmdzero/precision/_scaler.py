@@ -14,25 +14,25 @@ _OF_THIS_RUN = ("at_stage_0", "raise_error_at_min_scale", "scale_factor")
 
 @dataclasses.dataclass(kw_only=True)
 class LossScaler:
-    """Static or dynamic loss scale, rule for rule DeepSpeed's.
+    """A static or dynamic loss scale that follows DeepSpeed's rules exactly.
 
     Source: runtime/fp16/loss_scaler.py, and for stage 0 `_update_scale` of fp16/fused_optimizer.py
     and fp16/unfused_optimizer.py.
 
     Attributes:
-        cur_scale: what the loss is multiplied by before backward.
+        cur_scale: factor of the loss before backward.
         dynamic: whether `update_scale` changes it.
-        scale_window: steps without overflow after which it doubles.
+        scale_window: number of steps without overflow after which it doubles.
         min_scale: it is never halved below this.
         at_stage_0: whether there is no ZeRO: each overflow halves it, whatever the hysteresis.
         raise_error_at_min_scale: whether an overflow at `min_scale` ends the run.
-        scale_factor: what it is halved and doubled by.
-        override: what DeepSpeed's `override_loss_scale` sets: the loss is multiplied by it, and the
-            rules go on for themselves. None for `cur_scale`.
-        delayed_shift: overflows that are needed before it halves, DeepSpeed's `hysteresis`.
+        scale_factor: the factor by which it is halved and doubled.
+        override: the scale set by DeepSpeed's `override_loss_scale`: the loss is multiplied by it,
+            while the rules go on for `cur_scale`. None for `cur_scale`.
+        delayed_shift: number of overflows before it halves, DeepSpeed's `hysteresis`.
         consecutive_hysteresis: whether any step without overflow refills the hysteresis.
-        cur_hysteresis: overflows left before it halves.
-        cur_iter: steps seen, skipped ones included.
+        cur_hysteresis: number of overflows left before it halves.
+        cur_iter: number of steps so far, with skipped ones.
         last_overflow_iter: the step of the latest overflow, -1 for none.
     """
 
@@ -52,9 +52,7 @@ class LossScaler:
 
     @classmethod
     def from_config(cls, fp16: Fp16Config, *, stage: int) -> "LossScaler":
-        """The scaler that the section ``fp16`` asks for at a ZeRO stage; a `loss_scale` of 0 is
-        dynamic.
-        """
+        """The scaler for the section ``fp16`` at a ZeRO stage; a `loss_scale` of 0 is dynamic."""
         if fp16.loss_scale:
             return cls(cur_scale=float(fp16.loss_scale), dynamic=False)
         return cls(
@@ -71,29 +69,29 @@ class LossScaler:
 
     @property
     def loss_scale(self) -> float:
-        """`cur_scale`, by DeepSpeed's name."""
+        """`cur_scale`, under DeepSpeed's name."""
         return self.cur_scale
 
     @property
     def used(self) -> float:
-        """What the loss is multiplied by: the override, or `cur_scale`."""
+        """The factor of the loss: the override, or `cur_scale`."""
         return self.cur_scale if self.override is None else self.override
 
     def used_if_applied(self) -> float:
-        """`used` after the coming step, if that one has no overflow."""
+        """The value of `used` after the coming step, if that has no overflow."""
         return self.scale_if_applied() if self.override is None else self.override
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Goes on from a saved scaler's attributes; others of its keys are left alone.
+        """Takes over a saved scaler's attributes; other keys are ignored.
 
-        Which rule it follows is said by this run's config and script, and stays.
+        The rules that it follows come from this run's config and script, and stay.
         """
         for item in dataclasses.fields(self):
             if item.name in saved and item.name not in _OF_THIS_RUN:
                 setattr(self, item.name, saved[item.name])
 
     def scale_if_applied(self) -> float:
-        """The scale after the coming step, if that one has no overflow.
+        """The scale after the coming step, if that has no overflow.
 
         DeepSpeed updates the scale before it unscales the gradients (runtime/zero/
         stage_1_and_2.py, `step`), so a step at which the scale doubles divides by the doubled one.
@@ -102,10 +100,10 @@ class LossScaler:
         return self.cur_scale * self.scale_factor if grows else self.cur_scale
 
     def update_scale(self, overflow: bool) -> None:
-        """Takes note of one step.
+        """Updates the scale after one step.
 
         Raises:
-            SpmdZeroRuntimeError: an overflow at the smallest scale, if that is to raise.
+            SpmdZeroRuntimeError: an overflow at the smallest scale, if that has to raise.
         """
         if not self.dynamic:
             return
@@ -144,7 +142,7 @@ class LossScaler:
 
 
 class NoScale:
-    """What stands in a scaler's place without fp16: a scale of 1 that can't be set.
+    """Takes a scaler's place without fp16: a scale of 1 that can't be set.
 
     Attributes:
         dynamic: False.
@@ -160,7 +158,7 @@ class NoScale:
     cur_scale = loss_scale
 
     def __setattr__(self, name: str, value: object) -> None:
-        # Its rules, such as raise_error_at_min_scale, may be set: there is nothing that they rule.
+        # Its rules, such as raise_error_at_min_scale, may be set, because they rule nothing.
         if name in ("cur_scale", "loss_scale"):
             raise SpmdZeroUsageError(
                 f"loss_scaler.{name} = {value!r}: only fp16 has a loss scale, this run has none to "

@@ -1,4 +1,4 @@
-"""What a step costs: operations by module, collectives, memory, in DeepSpeed's form; traces."""
+"""The costs of a step in DeepSpeed's form: operations by module, collectives, memory; traces."""
 
 from typing import Any
 

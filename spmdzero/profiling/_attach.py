@@ -1,4 +1,4 @@
-"""Starts what the config asks to profile."""
+"""Starts the profiles that the config asks for."""
 
 import functools
 import logging
@@ -13,7 +13,7 @@ logger = logging.getLogger("spmdzero")
 
 
 def attach(engine: Engine) -> None:
-    """Lets a new engine profile itself: `flops_profiler`, `comms_logger`, `memory_breakdown`."""
+    """Makes an engine profile itself: `flops_profiler`, `comms_logger`, `memory_breakdown`."""
     config = engine.spmd_config
     if runtime.process_index() != 0:
         return
@@ -26,7 +26,7 @@ def attach(engine: Engine) -> None:
 
 
 class _OneStep:
-    """Profiles the step that begins at ``global_steps == profile_step``, as DeepSpeed does."""
+    """Profiles the step that begins at ``global_steps == profile_step``, as in DeepSpeed."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._settings = engine, engine.spmd_config.flops_profiler
@@ -43,7 +43,7 @@ class _OneStep:
                 detailed=self._settings.detailed,
                 output_file=self._settings.output_file,
             )
-            # The numbers stay, for who asks `engine.flops_profiler`.
+            # The numbers stay available in `engine.flops_profiler`.
             self._profiler.stop_profile()
             self._profiling = False
         self._start_at_its_step()

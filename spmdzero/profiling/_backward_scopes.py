@@ -11,22 +11,22 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from spmdzero.backend import map_tensors, programs
 
-# Nodes of leaves have the largest number there is: they were not made for a module's call.
+# Autograd's number of leaves' nodes, the largest one: no module's call has made them.
 _LEAF = 2**64 - 1
 
 
 @contextlib.contextmanager
 def backward_scopes(model: nn.Module) -> Iterator[None]:
-    """Backwards of forward calls inside leave the modules' names in the program's `op_name`.
+    """Makes backwards of calls inside the context leave module names in the program's `op_name`.
 
     When a call of a module ends, each autograd node that it made gets a hook that opens a scope
-    before the node runs, and one that closes it after. They compute nothing. What backward
-    recomputes belongs to the node that asked for it.
+    before the node runs, and a hook that closes the scope afterwards. The hooks compute nothing.
+    Operations that backward recomputes belong to the node that asked for them.
     """
     names = {module: name for name, module in model.named_modules()}
-    # Autograd numbers its nodes in the order in which they are made.
+    # Numbers at which calls began: autograd numbers its nodes in the order of their creation.
     began: list[int] = []
-    # Numbers, since a node that is kept keeps what it saved.
+    # Numbers instead of nodes, since a kept node would keep its saved tensors.
     named: set[int] = set()
     opened: list[contextlib.ExitStack] = []
 
@@ -37,7 +37,7 @@ def backward_scopes(model: nn.Module) -> Iterator[None]:
     def leave(module: nn.Module, _: Any, made: Any) -> None:
         if module in names:
             for node in _made_since(began.pop(), made):
-                # What a module inside of this one has made carries that one's name.
+                # A node that an inner module has made already has the inner module's name.
                 number = node._sequence_nr()  # type: ignore[missing-attribute]
                 if number not in named:
                     named.add(number)
@@ -56,7 +56,7 @@ def backward_scopes(model: nn.Module) -> Iterator[None]:
 
 
 def _made_since(first: int, made: Any) -> Iterable[Node]:
-    """The nodes from number `first` on behind the tensors of `made`."""
+    """The nodes with a number from `first` on from which the tensors of `made` come."""
     found: set[Node] = set()
     pending: list[Node | None] = []
     map_tensors(made, lambda _, tensor: pending.append(tensor.grad_fn) or tensor)

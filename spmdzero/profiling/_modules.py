@@ -1,4 +1,4 @@
-"""Which module of a model traced an operation, and what each module's operations cost."""
+"""Finds the module that traced an operation, and the cost of each module's operations."""
 
 import contextlib
 import dataclasses
@@ -21,9 +21,9 @@ _EITHER = re.compile(r"\bmodule(?:_backward)?/([^/]*)\.\d+/")
 
 @contextlib.contextmanager
 def module_scopes(model: nn.Module) -> Iterator[None]:
-    """Forward calls of the model's modules inside leave their names in the program's `op_name`.
+    """Makes forward calls inside the context leave module names in the program's `op_name`.
 
-    Not what backward recomputes: that is part of the cost of backward.
+    Operations that backward recomputes get no names, as they are part of the cost of backward.
     """
     names = {module: name for name, module in model.named_modules()}
     open_scopes: list[contextlib.ExitStack] = []
@@ -48,13 +48,13 @@ def module_scopes(model: nn.Module) -> Iterator[None]:
 
 
 def module_of(op_name: str) -> str | None:
-    """The innermost module that traced an operation; ``""`` is the model, None is no module."""
+    """The innermost module that traced an operation; ``""`` for the model, None for no module."""
     found = _MODULE.findall(op_name)
     return found[-1] if found else None
 
 
 def traced_in(op_name: str) -> str | None:
-    """`module_of`, also of what backward ran while `backward_scopes` was on."""
+    """As `module_of`, but also for operations of backward while `backward_scopes` was on."""
     found = _EITHER.findall(op_name)
     return found[-1] if found else None
 
@@ -65,12 +65,12 @@ def _in_backward() -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModuleProfile:
-    """One module, with all that it contains.
+    """One module, including its submodules.
 
     Attributes:
         name: its dotted name, ``""`` for the model.
-        kind: its class.
-        params: elements of its parameters.
+        kind: name of its class.
+        params: number of elements of its parameters.
         macs: multiply-accumulate operations of its forward, on one device in one micro-batch.
     """
 
@@ -81,7 +81,7 @@ class ModuleProfile:
 
     @property
     def depth(self) -> int:
-        """0 for the model, 1 for its children."""
+        """The depth of the module: 0 for the model, 1 for its children."""
         return self.name.count(".") + 1 if self.name else 0
 
 
@@ -91,8 +91,8 @@ class ModelProfile:
 
     Attributes:
         modules: the model and every module in it, parents first.
-        other_macs: of backward (with what it recomputes), of a loss outside of the model and of
-            the update; 0 for a forward alone.
+        other_macs: multiply-accumulate operations of backward (including recomputation), of a loss
+            outside of the model and of the update; 0 for a forward alone.
     """
 
     modules: tuple[ModuleProfile, ...]
@@ -117,7 +117,7 @@ class ModelProfile:
 
     @property
     def params(self) -> int:
-        """Elements of all parameters."""
+        """Number of elements of all parameters."""
         return self.modules[0].params
 
     @property
@@ -127,7 +127,7 @@ class ModelProfile:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of the same: two for each multiply-accumulate."""
+        """Floating-point operations of that forward: two for each multiply-accumulate."""
         return 2 * self.macs
 
 

@@ -1,4 +1,4 @@
-"""A trace of chosen steps."""
+"""Writes a trace of chosen steps."""
 
 import contextlib
 import os
@@ -15,17 +15,18 @@ def profile(
 ) -> Iterator[None]:
     """Writes a trace of these steps, of host and devices, while the block trains.
 
-    TensorBoard's profile plugin and Perfetto show it. Leave the first two steps out: they compile.
+    TensorBoard's profile plugin and Perfetto show it. Leave out the first two steps, which compile.
 
     Args:
-        engine: whose steps.
+        engine: the engine that trains the steps.
         steps: consecutive values of `engine.global_steps` before each step, such as ``(3, 4)``
             or ``range(3, 5)``.
-        folder: made if it doesn't exist; the trace goes to ``plugins/profile/<time>/`` in it.
+        folder: a folder, made if it is missing; the trace goes to ``plugins/profile/<time>/`` in
+            it.
 
     Raises:
-        SpmdZeroUsageError: the steps are not consecutive, or over; another trace is being
-            recorded; or the block ended before the first of them.
+        SpmdZeroUsageError: the steps are not consecutive, or are over; another trace is being
+            recorded; or the block ended before the first step.
     """
     wanted = list(steps)
     if not wanted or wanted != list(range(wanted[0], wanted[0] + len(wanted))):
@@ -61,7 +62,7 @@ class _Recording:
     def between_steps(self) -> None:
         steps = self._engine.global_steps
         if steps == self._first and not self.started:
-            # What earlier steps left running is not theirs.
+            # Programs that earlier steps left running don't belong to the trace.
             runtime.wait()
             programs.start_trace(self._folder)
             self.started = self._running = True

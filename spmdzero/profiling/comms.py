@@ -1,8 +1,8 @@
 """The collectives of a step by operation and message size: DeepSpeed's comms logger.
 
-DeepSpeed times each call that it makes. Here the compiler makes them, inside of one program, so
-the list comes from that program's ledger and tells what is sent and how often, not how long it
-takes; ``bytes`` is the size of the whole message, as in DeepSpeed's ``log_summary``.
+DeepSpeed times each call that it makes. Here the compiler makes the collectives, inside of one
+program, so the list comes from that program's ledger and has sizes and counts of messages, but no
+times; ``bytes`` is the size of the whole message, as in DeepSpeed's ``log_summary``.
 """
 
 import contextlib
@@ -48,8 +48,8 @@ _RECORDED: "weakref.WeakKeyDictionary[Engine, StepLedgers]" = weakref.WeakKeyDic
 class Recorder:
     """Reads the ledgers of an engine's first step.
 
-    After `set_train_batch_size` the second step with the new count is read again: with one
-    micro-batch more there is one program more.
+    After `set_train_batch_size` the second step with the new count is read again: with more than
+    one micro-batch there is one more program.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -59,7 +59,7 @@ class Recorder:
         self._name = object()
 
     def __call__(self, engine: Engine) -> None:
-        """A step is over."""
+        """Takes note of the end of a step."""
         if self._ledgers is None:
             if engine.gradient_accumulation_steps() != self._micro_batches:
                 self._ledgers = self._watching.enter_context(record_ledgers(engine))
@@ -77,9 +77,9 @@ class Recorder:
 
 
 def messages(engine: Engine) -> dict[Message, int]:
-    """How often one step sends each kind of message.
+    """Kind of message -> number of such messages in one step.
 
-    Only the operations of ``comms_logger.prof_ops`` unless ``prof_all`` is on.
+    It has only the operations of ``comms_logger.prof_ops`` unless ``prof_all`` is on.
 
     Raises:
         SpmdZeroUsageError: ``comms_logger`` is off, or no step is over.
@@ -113,7 +113,8 @@ def summary(engine: Engine) -> str:
 
 
 def _message(collective: Collective) -> Message:
-    # XLA's CPU compiler spells a reduce-scatter as an all-reduce of which each device keeps a part.
+    # XLA's CPU compiler writes a reduce-scatter as an all-reduce, of which each device keeps a
+    # part.
     kind = "reduce-scatter" if collective.scattered else collective.kind
     return Message(operation=_OPERATIONS[kind], dtype=collective.dtype, bytes=collective.bytes)
 

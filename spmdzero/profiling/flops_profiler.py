@@ -1,4 +1,4 @@
-"""Operations by module, read from the compiled program, under DeepSpeed's names."""
+"""Counts operations by module in the compiled program, under DeepSpeed's names."""
 
 import contextlib
 import copy
@@ -28,13 +28,13 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProfileReport(Shown):
-    """A profile as DeepSpeed arranges it (profiling/flops_profiler/profiler.py).
+    """A profile in DeepSpeed's arrangement (profiling/flops_profiler/profiler.py).
 
     Attributes:
         profile: the numbers by module.
-        facts: lines of the summary that the program doesn't tell, such as world sizes.
-        module_depth: how many levels to aggregate, -1 for all.
-        top_modules: classes to name at each level.
+        facts: lines of the summary that are not in the program, such as world sizes.
+        module_depth: number of levels to aggregate, -1 for all.
+        top_modules: number of classes to name at each level.
         detailed: whether each module is listed.
     """
 
@@ -45,7 +45,7 @@ class ProfileReport(Shown):
     detailed: bool
 
     def write(self, output_file: str | None) -> None:
-        """Prints it, or writes it to a file whose folder is made."""
+        """Prints the report, or writes it to a file and makes the file's folder."""
         if not output_file:
             print(self)
             return
@@ -66,13 +66,13 @@ class FlopsProfiler:
     """Counts the operations of the next step, from the program that XLA compiles for it.
 
     Call `start_profile` before a step's first forward, train the step, then read. The numbers are
-    those of its last micro-batch on one device. There are no latencies: the compiler fuses modules
-    into each other, and the program runs as a whole.
+    those of the step's last micro-batch on one device. There are no latencies: the compiler fuses
+    modules into each other, and the program runs as a whole.
 
     Args:
         model: the module that the engine trains.
         ds_engine: the engine.
-        recompute_fwd_factor: not needed, what backward recomputes is counted in the program.
+        recompute_fwd_factor: has no effect, as recomputation is counted in the program.
 
     Raises:
         SpmdZeroUsageError: there is no engine.
@@ -94,21 +94,21 @@ class FlopsProfiler:
         self._profile: ModelProfile | None = None
 
     def start_profile(self, ignore_list: None = None) -> None:
-        """Watches the steps from here to `stop_profile`; the first is compiled once more."""
+        """Watches the steps from now to `stop_profile`; the first step is compiled once more."""
         self.reset_profile()
         self._watching.enter_context(module_scopes(self.model))
         self._watching.enter_context(self._engine.observe(self._read))
 
     def stop_profile(self) -> None:
-        """Ends the watch, and keeps what was read."""
+        """Ends the watch, and keeps the numbers."""
         self._watching.close()
 
     def reset_profile(self) -> None:
-        """Forgets what was read."""
+        """Forgets the numbers."""
         self._profile = None
 
     def end_profile(self) -> None:
-        """Ends the watch and forgets what was read."""
+        """Ends the watch and forgets the numbers."""
         self.stop_profile()
         self.reset_profile()
 
@@ -131,11 +131,11 @@ class FlopsProfiler:
         return human(self.profile.flops) if as_string else self.profile.flops
 
     def get_total_macs(self, as_string: bool = False) -> int | str:
-        """Multiply-accumulate operations of the same."""
+        """Multiply-accumulate operations of the forward of one micro-batch on one device."""
         return human(self.profile.macs, "MACs") if as_string else self.profile.macs
 
     def get_total_params(self, as_string: bool = False) -> int | str:
-        """Elements of all parameters."""
+        """Number of elements of all parameters."""
         return human(self.profile.params) if as_string else self.profile.params
 
     def print_model_profile(
@@ -181,22 +181,22 @@ def get_model_profile(
     ignore_modules: None = None,
     mode: str = "forward",
 ) -> tuple[int | str, int | str, int | str]:
-    """Operations, multiply-accumulates and parameters of one forward, compiled and not run.
+    """Operations, multiply-accumulates and parameters of one forward, which is compiled, not run.
 
-    DeepSpeed's signature. The model is copied; it stays where and as it is.
+    It has DeepSpeed's signature. The model is copied, and is not changed.
 
     Args:
         model: any module.
-        input_shape: shape of the one input, which is then all ones.
-        args, kwargs: the inputs, where there is no `input_shape`.
+        input_shape: shape of the only input, which is then all ones.
+        args, kwargs: the inputs, if `input_shape` is None.
         print_profile: whether to print the report, or write it to `output_file`.
         detailed, module_depth, top_modules: as in `ProfileReport`.
-        warm_up, ignore_modules: without meaning, nothing is run or timed.
+        warm_up, ignore_modules: have no effect, as nothing is run or timed.
         as_string: whether to return strings such as ``"1.23 G"``.
         mode: "forward".
 
     Raises:
-        SpmdZeroUsageError: another mode, or neither a shape nor inputs.
+        SpmdZeroUsageError: a mode other than "forward", or neither a shape nor inputs.
     """
     if mode != "forward":
         raise SpmdZeroUsageError(

@@ -1,4 +1,4 @@
-"""Audits and diagnoses."""
+"""Pages of audits and diagnoses."""
 
 from spmdzero._display import page_of
 from spmdzero.audit import AuditReport, Diagnosis
@@ -7,13 +7,13 @@ from spmdzero.show._page import Entries, Entry, Page
 
 @page_of.register
 def audit_page(report: AuditReport) -> Page:
-    """Each finding with its cause, its fix and its evidence."""
+    """A page with each finding, its cause, its fix and its evidence."""
     return Page((findings(report),))
 
 
 @page_of.register
 def diagnosis_page(diagnosis: Diagnosis) -> Page:
-    """Each check, and what to do where there is something."""
+    """A page with each check and its fix, if there is one."""
     entries = [
         Entry(
             status=check.status,
@@ -27,7 +27,7 @@ def diagnosis_page(diagnosis: Diagnosis) -> Page:
 
 
 def findings(report: AuditReport, *, below: str = "") -> Entries:
-    """The findings of a report; `below` is a line under them."""
+    """The findings of a report as entries; `below` is a line under them."""
     found = _counted(len(report.findings), "finding") or "nothing found"
     read = " and ".join(report.programs) or "none"
     if report.steps:

@@ -1,11 +1,11 @@
-"""One bar that is cut into parts, as text and as HTML."""
+"""A bar that is divided into parts, as text and as HTML."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-# Told apart in light and dark, by people who don't tell red from green too (Okabe and Ito's, one
-# grey more); they follow each other in the order of the parts.
+# Colours of the parts, in order. They can be distinguished in light and dark mode, also by people
+# who can't distinguish red from green (Okabe and Ito's, and one more grey).
 HUES = (
     "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#cc79a7", "#b8ad1c", "#7b5ea7", "#d55e00",
     "#999999",
@@ -18,9 +18,9 @@ class Segment:
     """A part of a bar.
 
     Attributes:
-        label: what it is.
-        value: how much, as it is shown.
-        share: of the whole, 0 to 1.
+        label: the part's name.
+        value: the part's size, as text.
+        share: the part's share of the whole, 0 to 1.
     """
 
     label: str
@@ -30,12 +30,12 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """Parts of one whole; in HTML they stand beside each other, in text each on a line.
+    """Parts of one whole; HTML shows them side by side, text shows each on a line.
 
     Attributes:
-        title: stands above.
-        segments: the parts; a part keeps its colour when another one is empty and so not shown.
-        notes: stand below.
+        title: the line above the bar.
+        segments: the parts; a part keeps its colour if others are empty and so not shown.
+        notes: the lines below the bar.
     """
 
     title: str
@@ -43,7 +43,7 @@ class Bar:
     notes: Sequence[str] = ()
 
     def text(self) -> str:
-        """A line for each part, its length the part's share of the longest."""
+        """A line for each part, with a length relative to the longest part."""
         shown = [segment for segment in self.segments if segment.share]
         longest = max((segment.share for segment in shown), default=0.0)
         labels = max((len(segment.label) for segment in shown), default=0)
@@ -56,7 +56,7 @@ class Bar:
         return "\n".join([self.title, *lines, *(f"  {note}" for note in self.notes)])
 
     def html(self) -> str:
-        """One bar with a legend below, without a stylesheet."""
+        """A bar with a legend below, without a stylesheet."""
         parts = "".join(
             f'<span title="{escape(said(segment))}" style="background:{hue};'
             f'width:{100 * segment.share:.3f}%"></span>'
@@ -73,13 +73,13 @@ class Bar:
 
 
 def said(segment: Segment) -> str:
-    """``matmul: 16.638 ms, 18.1 %``; "" for what is empty."""
+    """A part in words, such as ``matmul: 16.638 ms, 18.1 %``; "" for an empty part."""
     text = f"{segment.label}: {segment.value}, {100 * segment.share:.1f} %"
     return text if segment.share else ""
 
 
 def legend(parts: Iterable[str], *, limit: str = "") -> str:
-    """The colour of each part, where something is said of it, and what a line across stands for."""
+    """The legend of a bar: the colour of each named part, and the meaning of the limit's line."""
     square = "display:inline-block;width:.8em;height:.8em;margin-right:.4em"
     shown = [
         f'<span style="{square};background:{hue}"></span>{escape(part)}'

@@ -1,13 +1,13 @@
-"""Explanations: questions, each answered by a table."""
+"""Pages of explanations: questions, each answered by a table."""
 
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from spmdzero._display import page_of
-from spmdzero.explain import Explanation, Moves, sized
+from spmdzero.explain import Explanation, Moves
 from spmdzero.inspect import Collective
-from spmdzero.plan import Role
+from spmdzero.plan import Role, sized
 from spmdzero.show._audit import findings
 from spmdzero.show._ledger import grouped, sums, yes_no
 from spmdzero.show._page import About, Folded, Heading, Lines, Page, Part, Source, Table
@@ -23,15 +23,16 @@ _ONLY_IN_A_RUN = (
 
 @page_of.register
 def explanation_page(explanation: Explanation) -> Page:
-    """The verdict, then the answers below their questions."""
+    """A page with the verdict, then the answers below their questions."""
     return together([explanation])
 
 
 def together(explanations: Sequence[Explanation], *, told: Sequence[tuple[str, str]] = ()) -> Page:
-    """The verdicts of all explanations, then the answers of one below those of the other.
+    """A page with the verdicts of all explanations, then the answers of each explanation.
 
     Args:
-        told: what only the command knows of them, as name and text: the HTML begins with it.
+        explanations: the explanations.
+        told: facts that only the command knows, as name and text: the HTML begins with them.
     """
     first = explanations[0]
     targets = ", ".join(v.target for e in explanations for v in e.verdicts)
@@ -68,7 +69,7 @@ def _parts(explanation: Explanation) -> Iterator[Part]:
 
 
 def _moved(explanation: Explanation) -> Iterator[Part]:
-    """The TPUs' tables, then this process's own, which HTML folds where there are TPUs."""
+    """Yields the TPUs' tables, then this process's own, which HTML folds if there are TPUs."""
     on_tpu = [moves for moves in explanation.moves if not moves.target.startswith("cpu")]
     for moves in sorted(explanation.moves, key=lambda moves: moves not in on_tpu):
         parts: tuple[Part, ...] = (_moves_table(moves),)
@@ -82,7 +83,7 @@ def _moved(explanation: Explanation) -> Iterator[Part]:
 
 
 def _attention(explanation: Explanation) -> Iterator[str]:
-    """A line on the programs for TPUs, where something is to be said of them."""
+    """Yields lines about attention in the programs for TPUs, if there are any."""
     if explanation.tpu_note:
         yield explanation.tpu_note
     for use in explanation.attention:
@@ -97,7 +98,7 @@ def _attention(explanation: Explanation) -> Iterator[str]:
 
 
 def _fit_table(explanation: Explanation) -> Table:
-    """Bytes per device of each stage by each account."""
+    """A table of the bytes per device of each stage, by each account."""
     fits = explanation.fits
     rows: list[tuple[str, ...]] = [
         *((f"plan: {role}", *(sized(fit.plan[role]) for fit in fits)) for role in Role),
@@ -111,6 +112,9 @@ def _fit_table(explanation: Explanation) -> Table:
         inputs = (_count(m.memory.arguments if m else None) for m in found)
         rows.append((f"{target}: inputs", *inputs))
         rows.append((f"{target}: peak", *(_count(m.memory.peak if m else None) for m in found)))
+        if any(m is not None and m.memory.host_peak for m in found):
+            on_host = (_count(m.memory.host_peak if m else None) for m in found)
+            rows.append((f"{target}: host memory", *on_host))
         if hbm is not None:
             verdicts = ("-" if m is None else "yes" if m.fits else "NO" for m in found)
             rows.append((f"{target}: fits in {hbm / 2**30:.0f} GiB", *verdicts))
@@ -129,7 +133,7 @@ def _fit_table(explanation: Explanation) -> Table:
 
 
 def _moves_table(moves: Moves) -> Table:
-    """One row for each kind of collective of each program."""
+    """A table with one row for each kind of collective of each program."""
 
     def key(c: Collective) -> tuple[str, ...]:
         unknown = "not said" if c in moves.unnamed else "activation"
@@ -165,7 +169,7 @@ def _moves_table(moves: Moves) -> Table:
 
 
 def _refused_table(moves: Moves) -> Table:
-    """One row for each reason for which reduce-scatters were refused."""
+    """A table with one row for each reason for refused reduce-scatters."""
     groups: dict[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)
     for refused in moves.refused:
         groups[refused.reason, refused.fix].append((refused.tensor, refused.bytes))
@@ -181,7 +185,7 @@ def _refused_table(moves: Moves) -> Table:
 
 
 def _roofline_table(explanation: Explanation) -> Table:
-    """One row for each chip."""
+    """A table with one row for each chip."""
     rows = [
         (
             line.target,

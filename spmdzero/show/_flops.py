@@ -1,4 +1,4 @@
-"""A model's profile, arranged as DeepSpeed's print_model_profile arranges it."""
+"""The page of a model's profile, arranged like DeepSpeed's print_model_profile."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _WIDTH = 78
 
 @page_of.register
 def report_page(report: ProfileReport) -> Page:
-    """Totals, the costliest classes at each depth, and each module."""
+    """A page with totals, the most expensive classes at each depth, and each module."""
     profile = report.profile
     summary = report.facts | {
         "params per GPU:": human(profile.params),

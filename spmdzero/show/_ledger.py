@@ -1,4 +1,4 @@
-"""Ledgers of collectives."""
+"""Pages of ledgers of collectives."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +13,7 @@ _Cell = TypeVar("_Cell", str, int)
 
 @page_of.register
 def ledger_page(ledger: CollectiveLedger) -> Page:
-    """One row for each role and kind."""
+    """A page with one row for each role and kind."""
     return _page(
         ledger,
         headers=(
@@ -39,7 +39,7 @@ def ledger_page(ledger: CollectiveLedger) -> Page:
 
 @page_of.register
 def details_page(details: LedgerDetails) -> Page:
-    """One row for each collective, the tensor that it serves included."""
+    """A page with one row for each collective and its tensor."""
     ledger = details.ledger
     return _page(
         ledger,
@@ -72,14 +72,14 @@ def grouped(
 
 
 def sums(collectives: Sequence[Collective]) -> tuple[str, str, str]:
-    """How many tensors they move, the bytes and the wire bytes; a loop moves one at each turn."""
+    """Number, bytes and wire bytes of the collectives, as cells; a loop's count at each turn."""
     total = sum(c.turns * c.bytes for c in collectives)
     wire = sum(c.turns * c.wire_bytes for c in collectives)
     return str(sum(c.turns for c in collectives)), f"{total:,}", f"{wire:,}"
 
 
 def yes_no(flag: bool) -> str:
-    """A flag in a cell."""
+    """The cell of a flag: ``yes`` or ``no``."""
     return "yes" if flag else "no"
 
 
@@ -107,7 +107,7 @@ def _role(ledger: CollectiveLedger, collective: Collective) -> str:
 
 
 def _over_hosts(ledger: CollectiveLedger, cell: _Cell) -> tuple[_Cell, ...]:
-    """The cell of the column that tells hosts apart, where there are several."""
+    """The cell of the column about traffic between hosts, if there are several hosts."""
     return (cell,) if ledger.hosts > 1 else ()
 
 

@@ -1,6 +1,6 @@
-"""Pages of text, tables and findings: described once, drawn as text and as HTML.
+"""Pages of text, tables and findings, which are drawn as text and as HTML.
 
-HTML takes the page's own colours, or translucent ones, so that it reads in light and dark themes.
+The HTML uses the page's own colours, or translucent ones, so that it suits light and dark themes.
 """
 
 import textwrap
@@ -10,12 +10,12 @@ from html import escape
 from typing import Protocol
 
 _CELL = "padding:2px 8px;background:transparent;color:inherit;vertical-align:top;"
-# Where a page is too narrow for a row, its words go to a second line, and numbers stay whole.
+# If a page is too narrow for a row, words wrap to a second line, and numbers don't.
 _NUMBER, _WORDS = "white-space:nowrap;text-align:right", "text-align:left"
 _LINE = "border-bottom:1px solid currentColor;"
 _MARKS = {"error": "✗", "warning": "!", "ok": "✓", "note": "·"}
 _HUES = {"error": "#d64545", "warning": "#c98a1b", "ok": "#3a9a5b", "note": "#888888"}
-# Columns of a finding's text: of its labels, and of what is said.
+# Widths of the columns of a finding's text: its labels, and its sentences.
 _LABEL, _SAID = 13, 87
 _STYLE = """
 :root { color-scheme: light dark; }
@@ -36,19 +36,19 @@ class Page:
     """Parts, one below the other.
 
     Attributes:
-        parts: those that have no text are of HTML alone.
-        title: of the document.
+        parts: the parts; a part without text appears in HTML only.
+        title: the title of the document.
     """
 
     parts: tuple[Part, ...]
     title: str = "spmdzero"
 
     def text(self) -> str:
-        """The parts with an empty line between them."""
+        """The parts as text, with an empty line between them."""
         return "\n\n".join(filter(None, (part.text() for part in self.parts)))
 
     def html(self) -> str:
-        """The parts in one element."""
+        """The parts in one HTML element."""
         return f"<div>{''.join(part.html() for part in self.parts)}</div>"
 
     def document(self) -> str:
@@ -63,7 +63,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines of text as they are."""
+    """Lines of text, shown as they are."""
 
     lines: Sequence[str]
 
@@ -72,13 +72,13 @@ class Lines:
         return "\n".join(self.lines)
 
     def html(self) -> str:
-        """One paragraph."""
+        """The lines in one paragraph."""
         return f'<p style="color:inherit">{"<br>".join(map(escape, self.lines))}</p>'
 
 
 @dataclass(frozen=True)
 class Heading:
-    """A line above the parts of a section."""
+    """A heading above the parts of a section."""
 
     line: str
 
@@ -94,13 +94,13 @@ class Heading:
 
 @dataclass(frozen=True)
 class Folded:
-    """Parts that HTML shows when they are asked for."""
+    """Parts that HTML shows when the reader unfolds them."""
 
     title: str
     parts: tuple[Part, ...]
 
     def text(self) -> str:
-        """The parts as they are."""
+        """The parts as text, unfolded."""
         return "\n\n".join(part.text() for part in self.parts)
 
     def html(self) -> str:
@@ -114,32 +114,32 @@ class Folded:
 
 @dataclass(frozen=True)
 class Source:
-    """Text of a file, which text does without: the reader has it."""
+    """The text of a file, which is shown in HTML only: a reader of text has the file."""
 
     source: str
 
     def text(self) -> str:
-        """None."""
+        """An empty string."""
         return ""
 
     def html(self) -> str:
-        """As it is."""
+        """The text of the file, unchanged."""
         return f'<pre style="overflow-x:auto;color:inherit">{escape(self.source)}</pre>'
 
 
 @dataclass(frozen=True)
 class About:
-    """What a page is of: it needs no saying where the command stands above."""
+    """The subject of a page, which is shown in HTML only: text appears below the command."""
 
     title: str
     told: Sequence[tuple[str, str]]
 
     def text(self) -> str:
-        """None."""
+        """An empty string."""
         return ""
 
     def html(self) -> str:
-        """A heading, and a line for each name and what is told of it."""
+        """A heading, and a line for each name and its text."""
         lines = "".join(
             '<div style="display:flex"><span style="opacity:.65;flex:0 0 6em">'
             f'{escape(name)}</span><span style="overflow-wrap:anywhere">{escape(said)}</span></div>'
@@ -155,10 +155,12 @@ class Table:
     """Rows under headings.
 
     Attributes:
-        title: stands above.
-        numbers: the columns that line up on the right.
-        totals: the last so many rows stand apart.
-        notes: stand below.
+        title: the line above the table.
+        headers: the heading of each column.
+        rows: the cells of each row.
+        numbers: indices of the columns that are aligned to the right.
+        totals: number of last rows that are set apart.
+        notes: the lines below the table.
     """
 
     title: str = ""
@@ -169,7 +171,7 @@ class Table:
     notes: Sequence[str] = ()
 
     def text(self) -> str:
-        """Title, headings, a rule, rows, and notes, none of them wrapped."""
+        """Title, headings, a rule, rows, and notes, without wrapping."""
         widths = [max(map(len, column)) for column in zip(self.headers, *self.rows, strict=True)]
         lines = [self._aligned(row, widths) for row in (self.headers, *self.rows)]
         lines.insert(1, " " + "─" * (sum(widths) + 3 * len(widths) - 3))
@@ -219,8 +221,8 @@ class Entry:
 
     Attributes:
         status: ``"error"``, ``"warning"``, ``"ok"`` or ``"note"``.
-        title: one line.
-        said: label -> what is said about it.
+        title: a title of one line.
+        said: label -> text.
     """
 
     status: str
@@ -228,7 +230,7 @@ class Entry:
     said: dict[str, str]
 
     def text(self) -> str:
-        """A mark and the title; below them labels with what is said, wrapped."""
+        """A mark and the title; below them each label with its text, wrapped."""
         lines = [f"{_MARKS[self.status]} {self.title}"]
         for label, said in self.said.items():
             first, *more = textwrap.wrap(said, _SAID, break_on_hyphens=False) or [""]
@@ -261,11 +263,11 @@ class Entries:
     notes: Sequence[str] = ()
 
     def text(self) -> str:
-        """Without empty lines between them."""
+        """Headline, entries and notes, without empty lines between them."""
         return "\n".join([*self.headline, *(e.text() for e in self.entries), *self.notes])
 
     def html(self) -> str:
-        """The boxes below each other."""
+        """The entries as boxes below each other."""
         boxes = "".join(entry.html() for entry in self.entries)
         notes = Lines(self.notes).html() if self.notes else ""
         return f'<div style="color:inherit">{Lines(self.headline).html()}{boxes}{notes}</div>'

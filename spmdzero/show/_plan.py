@@ -1,4 +1,4 @@
-"""Plans and memory reports."""
+"""Pages of plans and memory reports."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ _LEGEND = "R replicated, S(dim) sharded, F flattened and sharded, P each device'
 
 @page_of.register
 def plan_page(plan: ShardingPlan) -> Page:
-    """The placements of each tensor, and the bytes of each role."""
+    """A page with the placements of each tensor, and the bytes of each role."""
     tensors = Table(
         title=f"ZeRO stage {plan.stage} on the mesh {plan.mesh}: {len(plan):,} tensors",
         headers=("name", "shape", "dtype", *Role, "why"),
@@ -23,7 +23,7 @@ def plan_page(plan: ShardingPlan) -> Page:
 
 @page_of.register
 def memory_page(report: MemoryReport) -> Page:
-    """Bytes per device of each role."""
+    """A page with the bytes per device of each role."""
     table = Table(
         title="Memory per device",
         headers=("role", "bytes"),
@@ -36,7 +36,7 @@ def memory_page(report: MemoryReport) -> Page:
 
 @page_of.register
 def comparison_page(comparison: StageComparison) -> Page:
-    """The stages side by side."""
+    """A page with the stages side by side."""
     rows = _memory_rows(comparison.stages)
     if comparison.paper is not None:
         rows.append(["ZeRO paper", *(f"{size:,}" for size in comparison.paper)])

@@ -1,4 +1,4 @@
-"""The shards of a tensor, as lines and as a drawing."""
+"""Pages of the shards of a tensor, as lines and as a drawing."""
 
 from dataclasses import dataclass
 from html import escape
@@ -8,15 +8,15 @@ from spmdzero._display import page_of
 from spmdzero.inspect import Shard, ShardView
 from spmdzero.show._page import Lines, Page
 
-# A miniature's longer and shorter side in pixels, and the least that a thin part is drawn with.
+# A miniature's longer and shorter side in pixels, and the smallest width of a thin part.
 _LONG, _SHORT, _THIN = 72, 40, 1.5
-# Successive hues this far apart stay apart however many parts there are (the golden angle).
+# Successive hues at this distance stay distinct for any number of parts (the golden angle).
 _HUE_STEP = 137.5
 
 
 @page_of.register
 def shards_page(view: ShardView) -> Page:
-    """Each part with the devices that hold it."""
+    """A page with each part and the devices that hold it."""
     return Page((_Shards(view),))
 
 
@@ -35,8 +35,8 @@ class _Shards:
     def html(self) -> str:
         """A miniature of the tensor for each device; devices that hold the same part share a hue.
 
-        Inline SVG. Outlines take the page's own colour, and fills are half transparent, so it
-        reads on light and on dark.
+        It is inline SVG. Outlines have the page's own colour, and fills are half transparent, so
+        that it suits light and dark pages.
         """
         parts = self.view.parts
         figures = (_figure(self.view.shape, s, parts.index(s.slices)) for s in self.view.shards)
@@ -70,10 +70,10 @@ def _figure(shape: tuple[int, ...], shard: Shard, part: int) -> str:
 def _geometry(
     shape: tuple[int, ...], shard: Shard
 ) -> tuple[int, int, tuple[float, float, float, float]]:
-    """Width and height of the miniature, and where in it (x, y, width, height) the part lies.
+    """Width and height of the miniature, and the part's place (x, y, width, height) in it.
 
-    Two dims are drawn as a matrix is printed. Of more, the first that is split runs downwards and
-    the others lie together across, where the part is then whole.
+    Two dims are drawn as a matrix is printed. Of more dims, the first split dim runs downwards, and
+    the others run across together, where the part is whole.
     """
     spans = [
         (own.start / length, own.stop / length) if length else (0.0, 1.0)

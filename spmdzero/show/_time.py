@@ -1,4 +1,4 @@
-"""How long a step takes: a bar of kinds, and tables of modules and of the dearest operations."""
+"""Pages of a step's time: a bar of kinds, tables of modules and of the dearest operations."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ _MODELLED = ("kernels", "wire")
 
 @page_of.register
 def time_page(time: StepTime) -> Page:
-    """The bar and the tables below each other."""
+    """A page with the bar and the tables below each other."""
     return Page(tuple(time_parts(time)))
 
 
 def time_parts(time: StepTime) -> Iterator[Part]:
-    """What an explanation shows of one target's time."""
+    """Yields the parts of an explanation that show one target's time."""
     yield _bar(time)
     yield _modules(time)
     yield _dearest(time)
@@ -54,7 +54,7 @@ def _bar(time: StepTime) -> Bar:
 
 
 def _modules(time: StepTime) -> Table:
-    """One row for each module, equal ones of a list together; the last rows are the rest."""
+    """A table with one row per module, or per group of siblings; the last row is the rest."""
     groups: dict[str | None, list[Share]] = defaultdict(list)
     for share in time.modules:
         groups[siblings(share.name)].append(share)
@@ -102,7 +102,7 @@ def _dearest(time: StepTime) -> Table:
         "the first in HLO",
     ]
     if not any(o.source for o in time.dearest):
-        # JAX's backend writes none.
+        # JAX's backend writes no sources.
         column = words.index("source")
         words.pop(column)
         rows = [(*row[:column], *row[column + 1 :]) for row in rows]
@@ -115,7 +115,7 @@ def _dearest(time: StepTime) -> Table:
 
 
 def milliseconds(seconds: float) -> str:
-    """``92.008 ms``."""
+    """The time in milliseconds, such as ``92.008 ms``."""
     return f"{1e3 * seconds:,.3f} ms"
 
 

@@ -1,10 +1,11 @@
-"""Whether a step fits: a sentence with its sum and what would help, and a card with a bar."""
+"""The card that tells whether a step fits: a sum, changes that would help, and a bar."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from spmdzero.explain import CHIPS, StepTime, Verdict, sized
+from spmdzero.explain import CHIPS, StepTime, Verdict
+from spmdzero.plan import sized
 from spmdzero.show._bar import HUES, legend
 
 _GOOD, _BAD, _NEITHER = "#3a9a5b", "#d64545", "#888888"
@@ -14,12 +15,12 @@ _UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """The first thing that an explanation says.
+    """The first part of an explanation's page.
 
     Attributes:
-        verdict: of one target.
-        time: of a step there; None where it has none.
-        problems: of the whole explanation.
+        verdict: the verdict for one target.
+        time: the time of a step on that target, or None.
+        problems: number of problems of the whole explanation.
     """
 
     verdict: Verdict
@@ -27,7 +28,7 @@ class Card:
     problems: int
 
     def text(self) -> str:
-        """One sentence with the sum, then what would make it fit, one on a line."""
+        """One sentence with the sum, then one line for each change that would make it fit."""
         figures = [f"{figure[0].upper()}{figure[1:]}" for figure in self._figures]
         lines = [f"{'. '.join([f'{self._headline}: {self._sum}', *figures])}."]
         if self.verdict.changes:
@@ -38,7 +39,7 @@ class Card:
         return "\n".join(lines)
 
     def html(self) -> str:
-        """A box with the headline, figures, a bar of the memory and what would make it fit."""
+        """A box with the headline, figures, a bar of the memory, and changes that would help."""
         hue = {True: _GOOD, False: _BAD, None: _NEITHER}[self.verdict.fits]
         figures = "".join(
             f'<span style="margin-right:2em;white-space:nowrap">{escape(figure)}</span> '
@@ -67,7 +68,7 @@ class Card:
 
     @property
     def _memory(self) -> str:
-        """``22.1 of 16 GiB``."""
+        """The memory in words, such as ``22.1 of 16 GiB``."""
         peak = sized(self.verdict.peak)
         if self.verdict.hbm_bytes is None:
             return peak
@@ -150,7 +151,7 @@ def _short(number: float) -> str:
 
 
 def cards(verdicts: Sequence[Verdict], times: Sequence[StepTime], problems: int) -> Iterator[Card]:
-    """One for each verdict, with the time of its target."""
+    """Yields a card for each verdict, with the time of its target."""
     by_target = {time.target: time for time in times}
     for verdict in verdicts:
         yield Card(verdict=verdict, time=by_target.get(verdict.target), problems=problems)

@@ -35,6 +35,10 @@ class Counters:
         for item in dataclasses.fields(self):
             setattr(self, item.name, int(saved.get(item.name, 0)))
 
+    def pass_backward(self) -> None:
+        """Counts a backward pass."""
+        self.backwards += 1
+
     def pass_micro_batch(self) -> None:
         """Counts a micro-batch."""
         self.micro_steps += 1

@@ -10,8 +10,7 @@ from torch import nn
 
 from spmdzero._logging import is_new
 from spmdzero._names import listed
-from spmdzero.backend import REPLICATED
-from spmdzero.data._generators import generators
+from spmdzero.data._seeds import generators
 from spmdzero.formats import RESET_AT, HostState, portable
 from spmdzero.state._training import Training
 from spmdzero.step._numbers import numbers_at, take_over_numbers
@@ -52,7 +51,7 @@ def host_state(
         state,
         # The count of the devices: without fp16 the host's own lags behind.
         counters=dict(state.counters) | {"skipped_steps": skipped},
-        applied=int(optimizer.named_states()["counter/applied"].item()),
+        applied=int(training.state["counter/applied"].item()),
         skipped=skipped,
         param_groups=[
             {key: _number(value) for key, value in group.items()}
@@ -78,8 +77,8 @@ def _unfinished_step(training: Training, waiting: tuple[str, ...]) -> dict[str, 
         "summed": list(waiting),
         "unit": training.gradients.path.unit if partial else 1.0,
         "steps": training.batch.accumulation,
-        "backward_done": training.backward_done,
-        "losses": [loss.item() for loss in training.losses],
+        "backward_done": training.current.backward_done,
+        "losses": [loss.item() for loss in training.current.losses],
     }
 
 
@@ -119,7 +118,7 @@ def take_over_optimizer(training: Training, state: HostState) -> None:
     for group, saved in zip(optimizer.param_groups, saved_groups, strict=False):
         take_over_numbers(group, saved)
     if state.applied is not None:
-        _set_count(training, optimizer, "counter/applied", state.applied)
+        _set_count(training, "counter/applied", state.applied)
     if optimizer.scaler is not None and state.scaler is not None:
         optimizer.scaler.load(state.scaler)
 
@@ -150,10 +149,9 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else _number(value)
 
 
-def _set_count(training: Training, optimizer: ZeroOptimizer, name: str, count: int) -> None:
-    held = optimizer.named_states()[name]
-    held.copy_(training.mesh.place(torch.tensor(count, dtype=held.dtype)))
-    training.mesh.mark(held, REPLICATED)
+def _set_count(training: Training, name: str, count: int) -> None:
+    number = torch.tensor(count, dtype=training.state[name].dtype)
+    training.state.write(name, training.mesh.place(number))
 
 
 def take_over_skips(
@@ -177,7 +175,7 @@ def take_over_skips(
     before = optimizer.skipped_steps
     after = before if skipped is None else skipped
     training.counters.skipped_steps = after
-    _set_count(training, optimizer, "counter/skipped", after)
+    _set_count(training, "counter/skipped", after)
     training.skips.restart(after, step=training.counters.global_steps)
     hold = optimizer.hold
     if hold is None:
@@ -221,13 +219,13 @@ def take_over_progress(training: Training, state: HostState, *, unfinished: bool
     counters.load(state.counters)
     # Checkpoints of before have no such count.
     counters.in_step = int(state.counters.get("in_step", training.within_step))
-    training.backward_done, training.losses = False, []
     saved = state.accumulation
     if unfinished and saved is not None:
-        training.backward_done = saved["backward_done"]
         losses = [torch.tensor(loss, dtype=torch.float32) for loss in saved["losses"]]
-        training.losses = [training.mesh.place(loss) for loss in losses]
+        placed = [training.mesh.place(loss) for loss in losses]
+        training.current.resume(placed, backward_done=saved["backward_done"])
     else:
+        training.current.restart()
         counters.backwards = counters.in_step = 0
         # The next micro-batch is the first of a step.
         counters.counted_from = counters.micro_steps

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from spmdzero.backend import arrays, runtime, store
-from spmdzero.data._generators import set_generators
+from spmdzero.data._seeds import set_generators
 from spmdzero.formats import (
     Box,
     StoredTensor,
@@ -84,25 +84,16 @@ def live_state(
 
 def held_tensors(training: Training) -> dict[str, Held]:
     """Every tensor that a checkpoint holds, by its name there."""
-    held, optimizer = dict[str, Held](), training.optimizer
-
-    def hold(name: str, stored: torch.Tensor) -> None:
+    held, left_out = dict[str, Held](), passing_buffers(training.module)
+    for name, stored in training.named_tensors().items():
+        role, _, own = name.partition("/")
+        if role == "counter" or (role == "buffer" and own in left_out):
+            continue
         layout = training.plan.at_rest(name)
         # Each row of Partials is a tensor of its own.
         split = layout if layout.is_sharded or layout.kind == "partial" else None
         shape = layout.shape if layout.is_sharded else tuple(stored.shape)
         held[name] = Held(stored=stored, shape=shape, layout=split)
-
-    for name, parameter in training.module.named_parameters():
-        hold(f"parameter/{name}", parameter)
-    for name, buffer in persistent_buffers(training.module):
-        hold(f"buffer/{name}", buffer)
-    for name, parameter in training.module.named_parameters():
-        if optimizer is not None and training.plan[name].trainable:
-            for slot, stored in optimizer.state[parameter].items():
-                hold(f"{slot}/{name}", stored)
-    for name, stored in training.gradients.accumulators.items():
-        hold(f"{ACCUMULATOR}{name}", stored)
     return held
 
 

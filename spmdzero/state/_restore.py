@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from spmdzero.backend import arrays, runtime
-from spmdzero.data._generators import set_generators
+from spmdzero.data._seeds import set_generators
 from spmdzero.errors import SpmdZeroCheckpointError
 from spmdzero.formats import Box, HostState, TrainingState
 from spmdzero.state._host_state import (
@@ -94,7 +94,7 @@ def restore(training: Training, state: TrainingState, options: LoadOptions) -> L
         if key in host.extra:
             part.set_extra_state(host.extra[key])
     if training.region is not None:
-        training.region.disagreements.clear()
+        training.state.flags.clear()
     if with_optimizer and host.accumulation is not None:
         training.gradients.adopt(host.accumulation["summed"])
     if not options.module_only:
@@ -174,8 +174,8 @@ def _progress(training: Training, host: HostState, options: LoadOptions) -> Iter
         if before is not None:
             schedule.load_state_dict(before)
         raise
-    if not options.module_only:
-        training.batches = None
+    if loader is not None and not options.module_only:
+        loader.end_stream()
     if loader is not None and position is not None:
         loader.load_state_dict(position)
 
@@ -186,10 +186,12 @@ def _own_loading(training: Training, state: TrainingState, options: LoadOptions)
     if options.custom_load_fn is None:
         yield
         return
-    named: dict[str, torch.Tensor] = {}
-    named |= {f"parameter/{name}": tensor for name, tensor in training.module.named_parameters()}
-    named |= {f"buffer/{name}": tensor for name, tensor in training.module.named_buffers()}
-    before = {name: tensor.detach().cpu() for name, tensor in named.items()}
+    named = training.named_tensors()
+    before = {
+        name: named[name].detach().cpu()
+        for name in named
+        if name.startswith(("parameter/", "buffer/"))
+    }
     try:
         options.custom_load_fn(src=_module_tensors(training, state), dst=training.module)
         if training.optimizer is not None:
@@ -197,8 +199,8 @@ def _own_loading(training: Training, state: TrainingState, options: LoadOptions)
         runtime.sync()
         yield
     except BaseException:
-        for name, tensor in named.items():
-            training.mesh.mark(tensor.copy_(before[name]), training.plan.at_rest(name).spec)
+        for name, value in before.items():
+            training.mesh.mark(named[name].copy_(value), training.plan.at_rest(name).spec)
         runtime.sync()
         raise
 

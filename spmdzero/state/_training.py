@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -14,9 +13,11 @@ from spmdzero.data._inputs import InputPlacer
 from spmdzero.data._loader import ZeroDataLoader
 from spmdzero.plan import ShardingPlan
 from spmdzero.state._counters import Counters, SkipLog
+from spmdzero.state._current_step import CurrentStep
 from spmdzero.step._gradients import GradientStore
 from spmdzero.step._loss_health import LossHealth
 from spmdzero.step._optimizer import ZeroOptimizer
+from spmdzero.step._state import State
 
 
 class Scheduler(Protocol):
@@ -31,8 +32,8 @@ class Training:
     """One module in training; parts read it, and each field has one part that writes it.
 
     Attributes:
-        module: the user's, its parameters on the devices.
-        spmd_config, batch, plan, mesh: what was asked for, and where every tensor lives.
+        state: every tensor that outlives a micro-batch.
+        spmd_config, batch: what was asked for.
         placer: puts inputs on the devices.
         forward: runs the module, per replica or as a whole.
         gradients: where they wait for the step.
@@ -41,24 +42,15 @@ class Training:
         health: what is known of losses that are not finite.
         row_counts: keyword inputs that count what is in one replica's rows, to divide a sum by.
         training_dataloader: the loader made from `training_data`.
-        batches: endless iterator over it, None before `train_batch` first needs one.
         counters, skips: how far training has come, and which skipped steps the log names.
-        losses: of the micro-batches of the step so far, 0-dim on the device.
-        ran_forward: whether a forward of the engine with gradients ran since the latest step
-            ended: those of all its micro-batches may run before the first backward.
-        direct_backward: the user's line of the latest backward pass through what a call of the
-            module without its engine returned, whose gradients nobody has taken over; in fp16.
-        backward_done: whether this micro-batch has had its backward.
-        step_applied: whether the latest `step()` was a boundary that no known overflow skipped.
+        current: how far the step that is under way has come.
         in_train_batch: whether `train_batch` is running.
-        total: what `train_batch` is going to return, so far.
+        module, mesh: those of the state.
     """
 
-    module: nn.Module
+    state: State
     spmd_config: SpmdZeroConfig
     batch: BatchSizes
-    plan: ShardingPlan
-    mesh: Mesh
     placer: InputPlacer
     forward: Region | Forward
     gradients: GradientStore
@@ -67,16 +59,20 @@ class Training:
     health: LossHealth
     row_counts: frozenset[str] = frozenset()
     training_dataloader: ZeroDataLoader | None = None
-    batches: Iterator[Any] | None = None
     counters: Counters = dataclasses.field(default_factory=Counters)
     skips: SkipLog = dataclasses.field(default_factory=SkipLog)
-    losses: list[torch.Tensor] = dataclasses.field(default_factory=list)
-    ran_forward: bool = False
-    direct_backward: str | None = None
-    backward_done: bool = False
-    step_applied: bool = False
+    current: CurrentStep = dataclasses.field(default_factory=CurrentStep)
     in_train_batch: bool = False
-    total: torch.Tensor | None = None
+    module: nn.Module = dataclasses.field(init=False)
+    mesh: Mesh = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.module, self.mesh = self.state.module, self.state.mesh
+
+    @property
+    def plan(self) -> ShardingPlan:
+        """Where every tensor lives."""
+        return self.state.plan
 
     @property
     def device(self) -> torch.device:
@@ -95,15 +91,13 @@ class Training:
 
     @functools.cached_property
     def parameters(self) -> tuple[tuple[str, nn.Parameter], ...]:
-        """The module's parameters by name."""
-        # Walking through the module costs milliseconds a step, and the plan knows only these.
-        return tuple(self.module.named_parameters())
+        """The module's parameters by name, as they were planned."""
+        return tuple(self.state.parameters.items())
 
     @property
     def group_names(self) -> list[list[str]]:
         """The parameters of each param group by name; none without an optimizer."""
-        names = {parameter: name for name, parameter in self.module.named_parameters()}
-        groups = self.optimizer.param_groups if self.optimizer else ()
+        names, groups = self.state.names, self.optimizer.param_groups if self.optimizer else ()
         return [[names[parameter] for parameter in group["params"]] for group in groups]
 
     @property
@@ -131,10 +125,11 @@ class Training:
 
     def named_tensors(self) -> dict[str, torch.Tensor]:
         """Every live tensor under ``<role>/<name>``: parameters, buffers, accumulators, states."""
-        tensors = {f"parameter/{n}": p for n, p in self.module.named_parameters()}
-        tensors |= {f"buffer/{n}": b for n, b in self.module.named_buffers()}
-        tensors |= {f"accumulator/{n}": a for n, a in self.gradients.accumulators.items()}
-        return tensors | (self.optimizer.named_states() if self.optimizer else {})
+        return {
+            place.name: place.tensor
+            for place in self.state.places()
+            if place.tensor is not None and not place.replaced and "/" in place.name
+        }
 
     def start_unread(self) -> None:
         """Starts what evaluations have left pending; nothing where a step is under way.
@@ -142,12 +137,11 @@ class Training:
         Outputs that nobody has read would be computed with the next forward's, by a larger program
         at each.
         """
-        if not self.ran_forward:
+        if not self.current.ran_forward:
             runtime.sync()
 
     def restart_step(self) -> None:
         """Forgets what was done of a step that will be done again."""
         self.gradients.clear()
-        self.backward_done = False
+        self.current.restart()
         self.counters.restart_step()
-        self.losses = []

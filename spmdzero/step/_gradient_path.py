@@ -84,7 +84,7 @@ class GradientPath:
         """The whole batch's, `[*shape]` in global space; the compiler reduces it."""
         with programs.scope(f"zero.gradient/{name}"):
             stored = self.stored(name, _times(whole, self.scaling.whole))
-            return self.reduction.let_go_of_whole(stored, self.waiting(name))
+            return self.reduction.release_whole(stored, self.waiting(name))
 
     def stored(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         """What waits when the step is to use exactly `whole`, `[*shape]`."""

@@ -11,6 +11,7 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import ShardingPlan
 from spmdzero.step._autograd import set_autograd_grad
 from spmdzero.step._gradient_path import GradientPath
+from spmdzero.step._state import State
 
 
 class GradientStore:
@@ -22,33 +23,38 @@ class GradientStore:
 
     Attributes:
         path: the forms in which gradients wait, and their arithmetic.
-        accumulators: parameter name -> its accumulator.
         deferring: whether replicas' gradients are kept, unreduced, for the next that is not.
 
     Args:
+        state: where the accumulators are kept.
         loss_scale: the factor that is in every gradient, 1.0 but for fp16.
     """
 
-    def __init__(self, path: GradientPath, *, loss_scale: Callable[[], float]) -> None:
-        self.path, self._loss_scale = path, loss_scale
+    def __init__(
+        self, path: GradientPath, state: State, *, loss_scale: Callable[[], float]
+    ) -> None:
+        self.path, self._state, self._loss_scale = path, state, loss_scale
         self._pending: dict[str, torch.Tensor] = {}
         self._deferred: dict[str, torch.Tensor] = {}
         self._summed: set[str] = set()
         # What `read` returned, and its stamp: whoever holds one may write into it.
         self._handed: dict[str, tuple[torch.Tensor, Any]] = {}
         self.deferring = False
-        self.accumulators: dict[str, torch.Tensor] = {}
         self.replan(path.plan)
 
     def replan(self, plan: ShardingPlan) -> None:
-        """Allocates the accumulators that `plan` has, and drops those that it has not."""
+        """Has the state follow `plan`: allocates its accumulators, and drops those of before."""
         self.clear()
+        self._state.plan = plan
         self.path = dataclasses.replace(self.path, plan=plan)
-        # It stays the same dict: captured steps find an accumulator by it.
-        self.accumulators.clear()
+        self._accumulators.clear()
         for tensor in plan:
             if self.path.accumulates(tensor.name):
-                self.accumulators[tensor.name] = self.path.zeros(tensor.name)
+                self._accumulators[tensor.name] = self.path.zeros(tensor.name)
+
+    @property
+    def _accumulators(self) -> dict[str, torch.Tensor]:
+        return self._state.accumulators
 
     def add_local(self, name: str, grad: torch.Tensor, *, waits: bool = False) -> None:
         """See `GradientSink`."""
@@ -89,7 +95,7 @@ class GradientStore:
     @property
     def outlive_programs(self) -> bool:
         """Whether gradients wait in tensors that go from one program to the next."""
-        return bool(self.accumulators or self._deferred)
+        return bool(self._accumulators or self._deferred)
 
     @property
     def keeps_local(self) -> bool:
@@ -142,11 +148,12 @@ class GradientStore:
         return reduced if waiting is None else self.path.plus(name, waiting, reduced)
 
     def _waiting(self, name: str) -> torch.Tensor | None:
-        return self.accumulators.get(name, self._pending.get(name))
+        return self._accumulators.get(name, self._pending.get(name))
 
     def _keep(self, name: str, waiting: torch.Tensor) -> None:
-        if name in self.accumulators:
-            self.path.mesh.commit(self.accumulators[name], waiting, self.path.waiting(name).spec)
+        known = self._accumulators.get(name)
+        if known is not None:
+            self._state.write(f"accumulator/{name}", waiting, known=known)
         else:
             self._pending[name] = waiting
 
@@ -163,7 +170,7 @@ class GradientStore:
         self._summed.discard(name)
         for kept in (self._handed, self._pending, self._deferred):
             kept.pop(name, None)
-        if name in self.accumulators:
+        if name in self._accumulators:
             self._keep(name, self.path.zeros(name))
 
     def summed(self) -> tuple[str, ...]:
@@ -179,7 +186,7 @@ class GradientStore:
                 "a checkpoint between backward and step would lose the gradients of this "
                 "micro-batch: call step() first"
             )
-        return tuple(name for name in self.accumulators if name in self._summed)
+        return tuple(name for name in self._accumulators if name in self._summed)
 
     def adopt(self, names: Iterable[str]) -> None:
         """Takes what now is in the accumulators for the gradients of these parameters."""
@@ -206,7 +213,7 @@ class GradientStore:
         """Forgets what was summed: pending gradients, and accumulators by zeroing them."""
         if self._summed:
             self._forget()
-            for name in self.accumulators:
+            for name in self._accumulators:
                 self._keep(name, self.path.zeros(name))
 
     def _forget(self) -> None:

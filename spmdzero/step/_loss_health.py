@@ -4,9 +4,9 @@ import logging
 
 import torch
 
-from spmdzero.backend import REPLICATED, Mesh
 from spmdzero.errors import NonFiniteError
 from spmdzero.step._numbers import step_number
+from spmdzero.step._state import State
 
 logger = logging.getLogger("spmdzero")
 
@@ -29,38 +29,40 @@ class LossHealth:
     """Remembers on the device at which step a loss was first not finite.
 
     Args:
-        mesh: the devices.
+        state: where the record is kept.
         check: read after every step, and raise: `"spmd": {"check_finite": true}`.
 
     Attributes:
         check: the argument.
     """
 
-    def __init__(self, *, mesh: Mesh, check: bool) -> None:
-        self._mesh, self.check = mesh, check
-        self._first_bad = self._none_bad()
-        self._finite = self._all_finite()
-        self._loss: torch.Tensor | None = None
+    def __init__(self, state: State, *, check: bool) -> None:
+        self._state, self.check = state, check
+        self._forget_bad()
+        self._forget_losses()
 
     def watch(self, loss: torch.Tensor, *, step: int) -> None:
         """Takes note of a loss of `step`, 0-dim on the device."""
-        here = self._mesh.place(step_number(step))
-        first_bad, finite = watched(loss, here, first_bad=self._first_bad, finite=self._finite)
-        self._mesh.commit(self._first_bad, first_bad, REPLICATED)
+        state, here = self._state, self._state.mesh.place(step_number(step))
+        first_bad, finite = watched(
+            loss, here, first_bad=state["first_bad"], finite=state["finite"]
+        )
+        state.write("first_bad", first_bad)
         if self.check:
-            self._finite, self._loss = self._mesh.mark(finite, REPLICATED), loss
+            state.write("finite", finite)
+            state.write("loss", loss)
 
-    def _none_bad(self) -> torch.Tensor:
+    def _forget_bad(self) -> None:
         # 1 + the first bad step, 0 for none; the step is data, a Python int would recompile.
-        return self._mesh.place(torch.zeros((), dtype=torch.int32))
+        self._state.upload("first_bad", torch.zeros((), dtype=torch.int32))
 
-    def _all_finite(self) -> torch.Tensor:
+    def _forget_losses(self) -> None:
         # It is uploaded: the first micro-batch of a step then has the graph of the others.
-        return self._mesh.place(torch.ones((), dtype=torch.bool))
+        self._state.upload("finite", torch.ones((), dtype=torch.bool))
 
     def finite(self) -> torch.Tensor | None:
         """Whether all losses since the last step were finite, on the device; None: not asked."""
-        return self._finite if self.check else None
+        return self._state["finite"] if self.check else None
 
     def raise_if_asked(self, grad_norm: torch.Tensor | None) -> None:
         """Reads the losses' health, and at a boundary the gradient norm, if that was asked for.
@@ -68,15 +70,16 @@ class LossHealth:
         Raises:
             NonFiniteError: one of them is not finite; the update was not applied.
         """
-        if not self.check or self._loss is None:
+        loss = self._state.get("loss")
+        if not self.check or loss is None:
             return
-        finite, loss = self._finite.item(), self._loss
+        finite = self._state["finite"].item()
         if grad_norm is not None or not finite:
-            self._finite = self._all_finite()
+            self._forget_losses()
         unchanged = "parameters and optimizer states are as they were before this step"
         if not finite:
-            step = self._first_bad.item() - 1
-            self._first_bad = self._none_bad()
+            step = self._state["first_bad"].item() - 1
+            self._forget_bad()
             raise NonFiniteError(f"the loss is {loss.item()} at step {step}: {unchanged}")
         if grad_norm is not None and not torch.isfinite(grad_norm).item():
             raise NonFiniteError(
@@ -86,11 +89,11 @@ class LossHealth:
 
     def log_if_bad(self) -> None:
         """Reads the record and names the first step whose loss was not finite, once."""
-        step = self._first_bad.item() - 1
+        step = self._state["first_bad"].item() - 1
         if step >= 0:
             logger.warning(
                 "the loss was not finite at step %d. "
                 'Set "spmd": {"check_finite": true} to stop before such an update',
                 step,
             )
-            self._first_bad = self._none_bad()
+            self._forget_bad()

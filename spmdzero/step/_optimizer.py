@@ -1,16 +1,17 @@
 """The optimizer that updates shards: masters, moments and the gather of parameters."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from spmdzero.backend import REPLICATED, Mesh, relaid, stored_zeros
+from spmdzero.backend import relaid, stored_zeros
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import UpdateRule
-from spmdzero.plan import Role, ShardingPlan
+from spmdzero.plan import Role
 from spmdzero.precision import LossScaler, PrecisionPolicy
 from spmdzero.step._autograd import autograd_grad
 from spmdzero.step._boundary import Boundary, MemberGroup
@@ -19,12 +20,17 @@ from spmdzero.step._folds import Folds
 from spmdzero.step._gradients import GradientStore
 from spmdzero.step._numbers import group_numbers, number_keys, scale_numbers
 from spmdzero.step._schedule_hold import ScheduleHold
+from spmdzero.step._state import State
 from spmdzero.step._state_dict import WholeStates
-from spmdzero.step._torch_calls import refuse_closure
+from spmdzero.step._torch_calls import (
+    loaded_between_hooks,
+    refuse_closure,
+    saved_between_hooks,
+)
 from spmdzero.step._update import Member, master_of_written
 
 
-class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
+class ZeroOptimizer(NamedAsDeepSpeeds):
     """A torch optimizer whose states are shards on the mesh.
 
     `param_groups` work as in torch, so any `torch.optim.lr_scheduler` can drive it; numbers of a
@@ -34,9 +40,9 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
 
     Args:
         param_groups: the groups, their parameters on the device; kept, not copied.
-        names: parameter -> its name in the plan.
         rules: the update of each group.
-        plan, mesh, precision: where states live and in which dtype.
+        held: the training state, to which it adds masters, slots and counters.
+        precision: in which dtype.
         gradients: where `step` finds the summed gradients.
         clip: largest global gradient norm, 0 for none.
         finite: a 0-dim bool on the device that must hold for the step to apply, None if the
@@ -44,28 +50,28 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
         scaler: fp16's loss scale, by which the gradients are too large.
 
     Attributes:
-        grad_norm: the global gradient norm of the latest step, 0-dim fp32 on the device,
-            unscaled and before clipping; infinity where it was not finite.
         reset_at: name of a parameter whose state started anew apart from others' -> the count of
             updates then.
         hold: what holds a schedule back for skipped steps, None without a schedule.
         folds: norm and updates as functions that may be folded.
     """
 
+    _planned = False
+
     def __init__(
         self,
         param_groups: list[dict[str, Any]],
         *,
-        names: Mapping[torch.Tensor, str],
         rules: Sequence[UpdateRule],
-        plan: ShardingPlan,
-        mesh: Mesh,
+        held: State,
         precision: PrecisionPolicy,
         gradients: GradientStore,
         clip: float,
         finite: Callable[[], torch.Tensor | None],
         scaler: LossScaler | None = None,
     ) -> None:
+        # torch's own part asks for its `state`.
+        self._held, self._slots = held, held.slots
         # DeepSpeed's Muon, the optimizer of two rules, has no defaults either.
         super().__init__(param_groups, dict(rules[0].defaults) if len(set(rules)) == 1 else {})
         self._planned = True
@@ -76,10 +82,10 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
                 group.setdefault(key, value)
             if group["params"]:
                 rule.validate(group)
-        self._rules, self._plan, self._mesh, self._precision = tuple(rules), plan, mesh, precision
-        self._names, self._gradients, self._clip, self._finite = names, gradients, clip, finite
-        self._applied = mesh.place(torch.zeros((), dtype=torch.float32))
-        self._skipped = mesh.place(torch.zeros((), dtype=torch.int32))
+        self._rules, self._precision, self._gradients = tuple(rules), precision, gradients
+        self._clip, self._finite = clip, finite
+        held.upload("counter/applied", torch.zeros((), dtype=torch.float32))
+        held.upload("counter/skipped", torch.zeros((), dtype=torch.int32))
         self.scaler = scaler
         self.folds = Folds()
         self.reset_at: dict[str, int] = {}
@@ -87,19 +93,26 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
         # Their parameters live as long as this optimizer's names of them.
         self._boundaries: dict[Hashable, Boundary] = {}
         self.hold: ScheduleHold | None = None
-        self.grad_norm: torch.Tensor | None = None
         for rule, group in zip(rules, param_groups, strict=True):
             for parameter in group["params"]:
-                if plan[names[parameter]].trainable:
+                if held.plan[held.names[parameter]].trainable:
                     self._allocate(parameter, rule, group)
 
         # Plain SGD keeps nothing.
         self._stateful = {p for p, state in self.state.items() if state}
 
     @property
+    def grad_norm(self) -> torch.Tensor | None:
+        """The global gradient norm of the latest step, 0-dim fp32 on the device; None before one.
+
+        Unscaled and before clipping; infinity where it was not finite.
+        """
+        return self._held.get("norm")
+
+    @property
     def skipped_steps(self) -> int:
         """Steps that left the weights alone, for a norm that was not finite; reads one scalar."""
-        skipped = int(self._skipped.item())
+        skipped = int(self._held["counter/skipped"].item())
         if self.hold is not None:
             self.hold.settle(skipped)
         return skipped
@@ -108,12 +121,12 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
     def gradients_wait(self) -> bool:
         """Whether a backward pass has left gradients that no step has used."""
         return self._gradients.waiting or any(
-            autograd_grad(parameter) is not None for parameter in self._names
+            autograd_grad(parameter) is not None for parameter in self._held.names
         )
 
     def forget_skip(self) -> None:
         """Doesn't count the latest skipped step: it raised, and will be done again."""
-        self._mesh.commit(self._skipped, self._skipped - 1, REPLICATED)
+        self._held.write("counter/skipped", self._held["counter/skipped"] - 1)
 
     @property
     def can_skip(self) -> bool:
@@ -123,32 +136,102 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
     @property
     def overflow(self) -> bool:
         """Whether the latest step was skipped for a norm that was not finite; reads one scalar."""
-        return self.can_skip and self.grad_norm is not None and self.grad_norm.item() == math.inf
-
-    def named_states(self) -> dict[str, torch.Tensor]:
-        """Every state tensor under ``<slot>/<parameter name>``, and the counters."""
-        states = {
-            f"{slot}/{self._names[parameter]}": tensor
-            for parameter in self._trainable()
-            for slot, tensor in self.state[parameter].items()
-        }
-        return states | {"counter/applied": self._applied, "counter/skipped": self._skipped}
+        norm = self.grad_norm
+        return self.can_skip and norm is not None and norm.item() == math.inf
 
     def _trainable(self) -> list[nn.Parameter]:
-        members = [p for group in self.param_groups for p in group["params"]]
-        for parameter in members:
-            if parameter not in self._names:
-                raise SpmdZeroUsageError(
-                    f"a param group holds a tensor of shape {list(parameter.shape)} that "
-                    "initialize was not given: its states have no place in the sharding plan. Pass "
-                    "all parameters as model_parameters"
-                )
-        # The plan's word, not requires_grad, which may change after states were allocated.
-        return [p for p in members if self._plan[self._names[p]].trainable]
+        return self._held.trained(self.param_groups)
+
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:  # type: ignore[override]
+        """Parameter -> its states by slot: one dict as long as the optimizer lives.
+
+        What is assigned to it is put into that dict, by which a captured step finds its tensors.
+        """
+        return self._slots
+
+    @state.setter
+    def state(self, value: dict[torch.Tensor, Any]) -> None:
+        if value is not self._slots:
+            self._slots.clear()
+            self._slots.update(value)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # A copy or a pickle belongs to no training, and has its states alone.
+        rest = dict(state)
+        self._slots = rest.pop("state")
+        super().__setstate__(rest)
+
+    @torch.no_grad()
+    def renew(self) -> None:
+        """Makes the states that were cleared, or deleted, as they are at the start.
+
+        The count of updates starts anew too, of one parameter or of all.
+        """
+        missing = {parameter for parameter in self._stateful if not self.state.get(parameter)}
+        if not missing:
+            return
+        counted, applied = len(missing) < len(self._stateful), self._held["counter/applied"]
+        now = int(applied.item()) if counted else 0
+        if not counted:
+            self.reset_at.clear()
+            self._held.write("counter/applied", torch.zeros_like(applied))
+        for rule, group in zip(self._rules, self.param_groups, strict=True):
+            for parameter in group["params"]:
+                if parameter in missing:
+                    self._allocate(parameter, rule, group)
+                    if now and rule.counts:
+                        self.reset_at[self._held.names[parameter]] = now
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group while the optimizer is made.
+
+        Raises:
+            SpmdZeroUsageError: afterwards, when the plan has placed all states.
+        """
+        if self._planned:
+            raise SpmdZeroUsageError(
+                "optimizer.add_param_group after initialize: the states of its parameters have no "
+                "place in the sharding plan. Pass all groups as model_parameters; one that trains "
+                'later can start with "lr": 0'
+            )
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states in torch's form, whole and on the CPU, whatever the mesh.
+
+        As torch's, with the fp32 ``"master"`` of a 16-bit parameter among its states, the count
+        of updates as each one's ``"step"``, and fp16's scale as ``"loss_scaler"``. On several
+        hosts all call it: each gets all of every tensor. Hooks of torch's run before and after.
+        """
+        return saved_between_hooks(self, lambda: self._whole_states().taken())
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
+        """Takes over what `state_dict` returned, of this engine or of any mesh, or torch's own.
+
+        Each device gets its part, in the dtype that it keeps. A parameter without a saved state
+        starts anew; one without a saved master keeps the one that it has. The numbers of the
+        param groups are the saved ones, as in torch. Everything is checked before it changes.
+        Hooks of torch's run before and after.
+
+        Raises:
+            SpmdZeroUsageError: it is of other param groups or of another optimizer.
+        """
+        loaded_between_hooks(self, state_dict, lambda given: self._whole_states().take_over(given))
+
+    def _whole_states(self) -> WholeStates:
+        self.renew()
+        return WholeStates(
+            held=self._held,
+            groups=self.param_groups,
+            rules=self._rules,
+            reset_at=self.reset_at,
+            scaler=self.scaler,
+        )
 
     def _allocate(self, parameter: nn.Parameter, rule: UpdateRule, group: dict[str, Any]) -> None:
-        name = self._names[parameter]
-        tensor = self._plan[name]
+        name, plan, mesh = self._held.names[parameter], self._held.plan, self._held.mesh
+        tensor = plan[name]
         state = self.state[parameter]
         if tensor.placement(Role.MASTER) is not None:
             # It has digits that the parameter has not, and is no state in torch.
@@ -156,12 +239,12 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
                 self._masters[parameter] = self._master_of(parameter)
             state["master"] = self._masters[parameter]
         for slot in rule.slots:
-            layout, value = self._plan.at_rest(f"{slot}/{name}"), rule.initial(slot, group)
-            zeros = stored_zeros(self._mesh, layout, self._precision.moment)
-            state[slot] = self._mesh.mark(zeros + value, layout.spec) if value else zeros
+            layout, value = plan.at_rest(f"{slot}/{name}"), rule.initial(slot, group)
+            zeros = stored_zeros(mesh, layout, self._precision.moment)
+            state[slot] = mesh.mark(zeros + value, layout.spec) if value else zeros
         for scalar in rule.scalars:
             value = torch.tensor(rule.initial(scalar, group), dtype=torch.float32)
-            state[scalar] = self._mesh.place(value)
+            state[scalar] = mesh.place(value)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -173,20 +256,27 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
         new = boundary(
             own,
             gradients={name: self._gradients.take(name) for name in boundary.names},
-            numbers=[self._mesh.place(host) for host in self.host_numbers()],
+            numbers=[self._held.mesh.place(host) for host in self.host_numbers()],
             finite=self._finite(),
             call=self.folds,
         )
-        self.grad_norm = new.pop("norm")
         for name, value in new.items():
             # An unmarked parameter drifts to the sharding of its update: to ZeRO-3.
-            self._mesh.commit(own[name], value, self._plan.at_rest(name).spec)
+            self._held.write(name, value, known=own.get(name))
         self._gradients.clear()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What a step reads and writes, by name: parameters and states."""
-        parameters = {f"parameter/{self._names[p]}": p for p in self._trainable()}
-        return parameters | self.named_states()
+        held = self._held
+        trained = [(held.names[p], p) for p in self._trainable()]
+        parameters = {f"parameter/{name}": parameter for name, parameter in trained}
+        states = {
+            f"{slot}/{name}": tensor
+            for name, parameter in trained
+            for slot, tensor in self.state[parameter].items()
+        }
+        counters = ("counter/applied", "counter/skipped")
+        return parameters | states | {name: held[name] for name in counters}
 
     def host_numbers(self) -> list[torch.Tensor]:
         """What `Boundary` takes as numbers, on the CPU; once a step, see `group_numbers`."""
@@ -206,7 +296,7 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
                     MemberGroup(rule=rule, members=tuple(map(self._member, group)), numbers=names)
                     for rule, group, names in zip(self._rules, groups, numbers, strict=True)
                 ),
-                mesh=self._mesh,
+                mesh=self._held.mesh,
                 clip=self._clip,
                 skips=self._precision.skip_nonfinite,
                 scaled=self.scaler is not None,
@@ -215,18 +305,19 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
 
     def _master_of(self, parameter: nn.Parameter) -> torch.Tensor:
         """A master with the parameter's own digits."""
-        name = self._names[parameter]
-        now, to = (self._plan.at_rest(f"{role}/{name}") for role in (Role.PARAMETER, Role.MASTER))
-        return relaid(self._mesh, parameter.detach().float(), now=now, to=to)
+        held, name = self._held, self._held.names[parameter]
+        now, to = (held.plan.at_rest(f"{role}/{name}") for role in (Role.PARAMETER, Role.MASTER))
+        return relaid(held.mesh, parameter.detach().float(), now=now, to=to)
 
     def _member(self, parameter: nn.Parameter) -> Member:
+        name, plan = self._held.names[parameter], self._held.plan
         return Member(
-            name=(name := self._names[parameter]),
+            name=name,
             dtype=parameter.dtype,
             slots=tuple(self.state[parameter]),
             reset_at=self.reset_at.get(name, 0),
-            layout=self._plan.at_rest(f"gradient/{name}"),
-            at_rest=self._plan.at_rest(f"parameter/{name}"),
+            layout=plan.at_rest(f"gradient/{name}"),
+            at_rest=plan.at_rest(f"parameter/{name}"),
         )
 
     @torch.no_grad()
@@ -237,24 +328,25 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
             written: those parameters, None for all. The masters of others keep the digits that
                 a bf16 or fp16 parameter has not.
         """
+        held = self._held
         for parameter in self._trainable():
             if written is not None and parameter not in written:
                 continue
-            master, name = self.state[parameter].get("master"), self._names[parameter]
-            self._mesh.mark(parameter, self._plan.at_rest(f"parameter/{name}").spec)
+            master, name = self.state[parameter].get("master"), held.names[parameter]
+            held.mesh.mark(parameter, held.plan.at_rest(f"parameter/{name}").spec)
             if master is not None:
-                spec = self._plan.at_rest(f"master/{name}").spec
-                self._mesh.commit(master, self._master_of(parameter), spec)
+                held.write(f"master/{name}", self._master_of(parameter), known=master)
 
     @torch.no_grad()
     def follow_writes(self, written: Collection[str]) -> None:
         """Has the masters of parameters that a forward wrote follow, see `master_of_written`."""
         for parameter in self._trainable():
-            name, master = self._names[parameter], self.state[parameter].get("master")
+            held, name = self._held, self._held.names[parameter]
+            master = self.state[parameter].get("master")
             if name in written and master is not None:
-                layout = self._plan.at_rest(f"master/{name}")
-                new = master_of_written(self._mesh, parameter, master, layout)
-                self._mesh.commit(master, new, layout.spec)
+                layout = held.plan.at_rest(f"master/{name}")
+                new = master_of_written(held.mesh, parameter, master, layout)
+                held.write(f"master/{name}", new, known=master)
 
     def refresh_fp32_params(self) -> None:
         """Makes the masters those of the parameters as they are: after writing into these."""
@@ -272,4 +364,4 @@ class ZeroOptimizer(NamedAsDeepSpeeds, WholeStates):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients summed so far."""
-        self._gradients.forget(self._names)
+        self._gradients.forget(self._held.names)

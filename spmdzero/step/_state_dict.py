@@ -2,22 +2,19 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from spmdzero._names import listed
-from spmdzero.backend import Mesh, arrays, runtime
+from spmdzero.backend import arrays, runtime
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import UpdateRule
-from spmdzero.plan import ShardingPlan
-from spmdzero.step._loss_scale import LossScaled
+from spmdzero.precision import LossScaler
 from spmdzero.step._numbers import take_over_numbers
-from spmdzero.step._states import LastingState
-from spmdzero.step._torch_calls import PlannedOptimizer
+from spmdzero.step._state import State
 
 _STEP, _SCALER = "step", "loss_scaler"
 """The count of updates in each parameter's state, as torch has it; fp16's scale beside `state`."""
@@ -25,112 +22,101 @@ _STEP, _SCALER = "step", "loss_scaler"
 _Saved = Mapping[str, Any]
 
 
-class WholeStates(LossScaled, LastingState, PlannedOptimizer):
-    """An optimizer of shards whose state dict is of whole tensors on the host.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WholeStates:
+    """An optimizer's state dict, made of its parts: whole tensors on the host.
 
     It is read and written as a checkpoint is: torch's own would round masters and moments to the
     parameter's dtype, give each device all of them, and forget the count of updates.
+
+    Attributes:
+        held: the training state.
+        groups, rules: the param groups, and the update of each.
+        reset_at: name of a parameter -> the count of updates when its state started anew.
+        scaler: fp16's loss scale.
     """
 
-    _names: Mapping[torch.Tensor, str]
-    _rules: Sequence[UpdateRule]
-    _plan: ShardingPlan
-    _mesh: Mesh
-    _applied: torch.Tensor
-
-    def _trainable(self) -> Iterable[nn.Parameter]:
-        raise NotImplementedError
-
-    def state_dict(self) -> dict[str, Any]:
-        """The states in torch's form, whole and on the CPU, whatever the mesh.
-
-        As torch's, with the fp32 ``"master"`` of a 16-bit parameter among its states, the count
-        of updates as each one's ``"step"``, and fp16's scale as ``"loss_scaler"``. On several
-        hosts all call it: each gets all of every tensor. Hooks of torch's run before and after.
-        """
-        return self._saved_between_hooks(self._whole)
+    held: State
+    groups: list[dict[str, Any]]
+    rules: Sequence[UpdateRule]
+    reset_at: dict[str, int]
+    scaler: LossScaler | None
 
     @torch.no_grad()
-    def _whole(self) -> dict[str, Any]:
-        self.renew()
-        members = [p for group in self.param_groups for p in group["params"]]
+    def taken(self) -> dict[str, Any]:
+        """The state dict of now, see `ZeroOptimizer.state_dict`."""
+        held, names = self.held, self.held.names
+        members = [p for group in self.groups for p in group["params"]]
         number_of = {parameter: number for number, parameter in enumerate(members)}
-        count = self._applied.detach().cpu()
+        count = held["counter/applied"].detach().cpu()
         groups = [
             group | {"params": [number_of[parameter] for parameter in group["params"]]}
-            for group in self.param_groups
+            for group in self.groups
         ]
         states = {
-            number_of[parameter]: {_STEP: count - self.reset_at.get(self._names[parameter], 0)}
+            number_of[parameter]: {_STEP: count - self.reset_at.get(names[parameter], 0)}
             | {
                 slot: _on_host(tensor, self._own_shape(parameter, slot))
-                for slot, tensor in self.state[parameter].items()
+                for slot, tensor in held.slots[parameter].items()
             }
-            for parameter in self._trainable()
+            for parameter in held.trained(self.groups)
         }
-        scaler = self.scaler
         packed = {"state": states, "param_groups": groups}
+        scaler = self.scaler
         return packed | ({_SCALER: dataclasses.asdict(scaler)} if scaler is not None else {})
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
-        """Takes over what `state_dict` returned, of this engine or of any mesh, or torch's own.
-
-        Each device gets its part, in the dtype that it keeps. A parameter without a saved state
-        starts anew; one without a saved master keeps the one that it has. The numbers of the
-        param groups are the saved ones, as in torch. Everything is checked before it changes.
-        Hooks of torch's run before and after.
+    @torch.no_grad()
+    def take_over(self, saved: Mapping[str, Any]) -> None:
+        """Makes everything what a state dict says, see `ZeroOptimizer.load_state_dict`.
 
         Raises:
             SpmdZeroUsageError: it is of other param groups or of another optimizer.
         """
-        self._loaded_between_hooks(state_dict, self._take_over)
-
-    @torch.no_grad()
-    def _take_over(self, state_dict: Mapping[str, Any]) -> None:
-        self.renew()
-        names = [[self._names[p] for p in group["params"]] for group in self.param_groups]
-        states, groups = _states_by_name(state_dict, names)
-        members = {self._names[parameter]: parameter for parameter in self._trainable()}
+        held, names = self.held, self.held.names
+        ordered = [[names[p] for p in group["params"]] for group in self.groups]
+        states, groups = _states_by_name(saved, ordered)
+        members = {names[parameter]: parameter for parameter in held.trained(self.groups)}
         states = {name: state for name, state in states.items() if name in members}
         counts = {name: int(state[_STEP]) for name, state in states.items() if _STEP in state}
+        applied = held["counter/applied"]
         if counts:
             count = max(counts.values())
         else:
             # torch's SGD doesn't count; the first update is another one than those that follow.
-            count = max(1, int(self._applied.item())) if any(states.values()) else 0
+            count = max(1, int(applied.item())) if any(states.values()) else 0
         for name, state in states.items():
             parameter = members[name]
-            shapes = {slot: self._own_shape(parameter, slot) for slot in self.state[parameter]}
+            shapes = {slot: self._own_shape(parameter, slot) for slot in held.slots[parameter]}
             _require_fits(name, state, shapes, beside=("master", _STEP))
         # Where a tensor's parts are is known once it is there.
         runtime.sync()
         runtime.wait()
-        for rule, group in zip(self._rules, self.param_groups, strict=True):
+        for rule, group in zip(self.rules, self.groups, strict=True):
             for parameter in group["params"]:
-                new = states.get(self._names[parameter])
-                for slot, stored in self.state.get(parameter, {}).items():
+                new = states.get(names[parameter])
+                for slot, stored in held.slots.get(parameter, {}).items():
                     if new is None and slot != "master":
                         self._fill(stored, torch.full(stored.shape, rule.initial(slot, group)))
                     elif new is not None and slot in new:
                         self._fill(stored, new[slot])
-        self._fill(self._applied, count)
+        self._fill(applied, count)
         self.reset_at.clear()
         if counts:
             self.reset_at.update(
                 {n: count - counts.get(n, 0) for n in members if counts.get(n, 0) < count}
             )
-        for group, saved in zip(self.param_groups, groups, strict=True):
-            take_over_numbers(group, saved)
-        if self.scaler is not None and _SCALER in state_dict:
-            self.scaler.load(state_dict[_SCALER])
+        for group, numbers in zip(self.groups, groups, strict=True):
+            take_over_numbers(group, numbers)
+        if self.scaler is not None and _SCALER in saved:
+            self.scaler.load(saved[_SCALER])
         runtime.sync()
         runtime.wait()
 
     def _own_shape(self, parameter: torch.Tensor, slot: str) -> tuple[int, ...]:
-        return self._plan.at_rest(f"{slot}/{self._names[parameter]}").shape
+        return self.held.plan.at_rest(f"{slot}/{self.held.names[parameter]}").shape
 
     def _fill(self, stored: torch.Tensor, value: Any) -> None:
-        self._mesh.overwrite(stored, _device_parts(stored, torch.as_tensor(value)))
+        self.held.mesh.overwrite(stored, _device_parts(stored, torch.as_tensor(value)))
 
 
 def _on_host(stored: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

@@ -7,7 +7,7 @@ is sharded. Its bias is whole, and its sum went together with sums of fp32, unde
 
 import pytest
 
-from spmdzero.audit._program import ReadProgram
+from spmdzero.audit._collectives import ReadProgram
 from tests.support.trajectory import ROOT
 
 DTYPES = {"one.weight": "bfloat16", "one.bias": "bfloat16"}

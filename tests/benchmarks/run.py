@@ -24,6 +24,7 @@ SECTIONS: Mapping[str, Section] = {
     "A GPT of 10 M parameters": peers("middle", "everybody", "steps"),
     "A GPT of 23 M parameters": peers("wide", "fewer", "wide_steps"),
     "A GPT of 85 M parameters": peers("large", "fewer", "large_steps"),
+    "ZeRO-3": peer_sections.stage_3,
     "Two backends": peer_sections.backends,
     "A CNN": peers("cnn", "fewer", "steps"),
     "Over devices": peer_sections.devices,

@@ -42,7 +42,7 @@ def test_training_goes_on_from_the_state_dicts_of_module_and_optimizer(precision
         each.module.load_state_dict(module)
         each.optimizer.load_state_dict(optimizer)
         assert_state(each, before)
-        assert each.optimizer.named_states()["counter/applied"].item() == 3
+        assert each.named_tensors()["counter/applied"].item() == 3
         assert each.optimizer.loss_scale == (32.0 if precision == "fp16" else 1.0)
     # Of itself, which a plain torch optimizer rounds to the parameter's dtype.
     engine.optimizer.load_state_dict(engine.optimizer.state_dict())
@@ -68,7 +68,7 @@ def test_a_state_dict_is_of_the_models_shapes_and_fits_torchs_own_optimizer() ->
     states = {name: tensor for name, tensor in whole_state(engine).items() if "exp_avg" in name}
     assert {n: t for n, t in whole_state(fresh).items() if "exp_avg" in n}.keys() == states.keys()
     assert all(torch.equal(whole_state(fresh)[name], state) for name, state in states.items())
-    assert fresh.optimizer.named_states()["counter/applied"].item() == 2
+    assert fresh.named_tensors()["counter/applied"].item() == 2
 
 
 def test_momentum_of_torchs_sgd_which_counts_no_updates_is_gone_on_with() -> None:

@@ -13,7 +13,7 @@ import torch
 import spmdzero
 from spmdzero import comm
 from spmdzero.backend import Mesh, current
-from spmdzero.backend.hosts import _single_process
+from spmdzero.backend.hosts import _launched as _single_process
 from tests.support.processes import environment, free_port
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -236,10 +236,10 @@ def test_a_parameter_that_leaves_its_group_is_no_longer_trained() -> None:
 
 def test_micro_batches_of_another_plan_add_to_the_accumulators_of_now() -> None:
     engine = captured(make_engine(Net(), gradient_accumulation_steps=2))
-    accumulators = engine._training.gradients.accumulators
+    accumulators = engine._training.state.accumulators
     engine.set_train_batch_size(ROWS)
     engine.set_train_batch_size(2 * ROWS)
-    assert engine._training.gradients.accumulators is accumulators
+    assert engine._training.state.accumulators is accumulators
 
 
 class Masked(nn.Module):

@@ -84,7 +84,7 @@ def one_call(engine: spmdzero.Engine) -> torch.Tensor:
 def three_calls(engine: spmdzero.Engine) -> torch.Tensor:
     """As a loop that is run again where it was interrupted."""
     step, loss = engine.global_steps, torch.zeros(())
-    if engine._training.backward_done:
+    if engine._training.current.backward_done:
         # The interrupt came before `step` had begun, which may be all that is missing.
         engine.step()
     while engine.global_steps == step and engine.micro_steps < (step + 1) * ACCUMULATION:
@@ -95,7 +95,7 @@ def three_calls(engine: spmdzero.Engine) -> torch.Tensor:
 
 
 def evaluated(engine: spmdzero.Engine) -> torch.Tensor:
-    if engine._training.backward_done:
+    if engine._training.current.backward_done:
         # A forward would end what waits for its `step`, and this loop would train it again.
         return three_calls(engine)
     with torch.no_grad():
@@ -158,7 +158,7 @@ class Interrupt:
 
 
 def state(engine: spmdzero.Engine) -> tuple[Any, ...]:
-    applied = engine.optimizer.named_states()["counter/applied"].item()
+    applied = engine.named_tensors()["counter/applied"].item()
     schedule = engine.lr_scheduler.last_batch_iteration
     return engine.global_steps, engine.micro_steps, engine.global_samples, schedule, applied
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import spmdzero
 from spmdzero.backend import current
-from spmdzero.engine import _compile_lines
+from spmdzero.engine import _programs
 from spmdzero.integrations._initialize import initialize_for_client
 from tests.support.engines import config
 
@@ -95,7 +95,7 @@ def test_a_long_compile_is_announced_and_timed_once_for_each_program(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Every compile is long.
-    monkeypatch.setattr(_compile_lines, "LONG", 0.0)
+    monkeypatch.setattr(_programs, "LONG", 0.0)
     engine, *_ = spmdzero.initialize(
         model=nn.Linear(4, 4), config=config(gradient_accumulation_steps=2)
     )
@@ -124,7 +124,7 @@ def step(engine: spmdzero.Engine) -> None:
 def test_a_short_compile_says_nothing(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_compile_lines, "LONG", 3600.0)
+    monkeypatch.setattr(_programs, "LONG", 3600.0)
     engine, *_ = spmdzero.initialize(model=nn.Linear(4, 4), config=config())
     caplog.clear()
     with caplog.at_level(logging.INFO, "spmdzero"):

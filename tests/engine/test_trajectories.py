@@ -45,6 +45,8 @@ CASES = {
     "z1_w2_fp16dyn_gas4": FP16,
     "z1_w2_fp16static_gas1": FP16,
     "z2_w2_fp32_muon": MUON,
+    # DeepSpeedCPUAdam's numbers, with states on the host.
+    "z2_w2_fp32_offload": FP32,
 }
 # What others show together: these stages with four micro-batches; one, with other optimizers.
 SLOW = {

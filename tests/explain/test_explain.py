@@ -9,8 +9,7 @@ import torch
 
 import spmdzero
 from spmdzero import Explanation, SpmdZeroUsageError
-from spmdzero.explain import sized
-from spmdzero.plan import Role
+from spmdzero.plan import Role, sized
 from tests.audit.models import GLOBAL, GrowsByItself, MixesRows, ReadsValue, batches
 from tests.audit.models import config as audited_config
 from tests.support.contract import make_batch, make_model

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import pytest
 
 from spmdzero.audit import AuditReport
-from spmdzero.explain import Explanation, Topology, Verdict, sized
+from spmdzero.explain import Explanation, Topology, Verdict
 from spmdzero.explain._aot import CompilerMemory
 from spmdzero.explain._fit import TargetMemory, fit_of_stages
 from spmdzero.explain._verdict import verdicts
-from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan
+from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan, sized
 from spmdzero.show import together
 from tests.unit.test_show import BAD, Cells
 

@@ -241,7 +241,7 @@ def _stage_3() -> None:
 
 
 def _offload() -> None:
-    _with_zero(offload_optimizer={"device": "cpu"})
+    _with_zero(offload_optimizer={"device": "nvme"})
 
 
 def _two() -> None:

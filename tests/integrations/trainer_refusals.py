@@ -8,9 +8,9 @@ from tests.integrations.trainer_setup import CONFIGS, Side, gpt2, texts, train
 
 
 def offload(side: Side) -> dict[str, Any]:
-    """Refused: states in the host's memory."""
+    """Refused: states on a disk."""
     config = CONFIGS["client"] | {
-        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}
     }
     return train(Trainer(gpt2(), side.arguments(config), train_dataset=texts()))
 

@@ -53,6 +53,14 @@ CASES: dict[str, Case] = {
         optimizer={"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9}},
         zero_allow_untested_optimizer=True,
     ),
+    # Several sub-groups to a param group, and parameters that no number of ranks divides.
+    "z3_w2_fp32": _case(
+        3, 2, zero={"stage3_param_persistence_threshold": 0, "sub_group_size": 1200}
+    ),
+    "z3_w2_fp32_tied": _case(3, 2, optimizer=_FUSED_ADAM) | {"tied": True},
+    "z3_w4_bf16_frozen": _case(3, 4, zero={"stage3_param_persistence_threshold": 50}, **_BF16)
+    | {"frozen": ["place", "up.bias"]},
+    "z3_w2_fp16": _case(3, 2, **_FP16),
 }
 
 

@@ -1,7 +1,8 @@
 """Writes tests/data/deepspeed_checkpoints/ by real DeepSpeed: `python -m tests.interchange.record`.
 
 Each case trains `SAVED_AFTER` steps, saves, and goes on for `RESUMED_FOR` steps, whose losses are
-what a resumed run must see. One checkpoint is converted to the universal format too.
+what a resumed run must see. Two checkpoints are converted to the universal format too. With names
+of cases only those are recorded, beside what is there.
 """
 
 import json
@@ -17,7 +18,7 @@ from tests.support.deepspeed import run_ranks
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "tests" / "data" / "deepspeed_checkpoints"
-UNIVERSAL = "z2_w4_bf16_frozen"
+AS_UNIVERSAL = ("z2_w4_bf16_frozen", "z3_w4_bf16_frozen")
 TAG = f"global_step{SAVED_AFTER}"
 
 
@@ -41,13 +42,14 @@ def train(orders: list[dict[str, Any]], *, ranks: int) -> list[dict[str, Any]]:
         return json.loads(answered.read_text())
 
 
-def main() -> None:
-    """Records all cases."""
-    shutil.rmtree(OUT, ignore_errors=True)
-    seen = {}
+def main(asked: list[str]) -> None:
+    """Records the cases of these names; all of them where there is none."""
+    cases = {name: CASES[name] for name in asked or CASES}
+    record = OUT / "losses.json"
+    seen = json.loads(record.read_text()) if asked else {}
     with tempfile.TemporaryDirectory() as scratch:
-        for ranks in sorted({case["ranks"] for case in CASES.values()}):
-            names = [name for name, case in CASES.items() if case["ranks"] == ranks]
+        for ranks in sorted({case["ranks"] for case in cases.values()}):
+            names = [name for name, case in cases.items() if case["ranks"] == ranks]
             orders = [
                 order(
                     name,
@@ -58,17 +60,20 @@ def main() -> None:
                 )
                 for name in names
             ]
-            seen |= dict(zip(names, train(orders, ranks=ranks), strict=True))
-        for name in CASES:
+            for name, result in zip(names, train(orders, ranks=ranks), strict=True):
+                seen[name] = result | {"resumed": result.pop("losses")[SAVED_AFTER:]}
+        for name in cases:
+            for folder in (OUT / name, OUT / f"{name}_universal"):
+                shutil.rmtree(folder, ignore_errors=True)
             shutil.copytree(Path(scratch, name, TAG), OUT / name / TAG)
             (OUT / name / "latest").write_text(TAG)
-        _convert_to_universal(OUT / UNIVERSAL / TAG, OUT / f"{UNIVERSAL}_universal")
-    for result in seen.values():
-        result["resumed"] = result.pop("losses")[SAVED_AFTER:]
-    (OUT / "losses.json").write_text(json.dumps(seen, indent=1) + "\n")
+            if name in AS_UNIVERSAL:
+                convert_to_universal(OUT / name / TAG, OUT / f"{name}_universal")
+    record.write_text(json.dumps(seen, indent=1) + "\n")
 
 
-def _convert_to_universal(source: Path, folder: Path) -> None:
+def convert_to_universal(source: Path, folder: Path) -> None:
+    """Has DeepSpeed's own converter write `source`, the folder of a tag, into a new folder."""
     folder.mkdir()
     arguments = [
         "--inject_missing_state",
@@ -82,4 +87,4 @@ def _convert_to_universal(source: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -17,15 +17,18 @@ from spmdzero.formats.deepspeed import Target, read, write_regular, write_univer
 from spmdzero.formats.deepspeed._pickles import read_pt
 from tests.interchange.cases import CASES, model_of
 from tests.interchange.record import TAG
-from tests.interchange.test_read import RECORDED, UNIVERSAL
+from tests.interchange.test_read import RECORDED, UNIVERSALS
+
+
+def tag_of(name: str) -> str:
+    return f"{TAG}_universal" if name in UNIVERSALS else TAG
 
 
 def opened(name: str) -> TrainingState:
     model, groups = model_of(CASES[name.removesuffix("_universal")])
     names = {parameter: key for key, parameter in model.named_parameters()}
     order = [[names[p] for p in group["params"]] for group in groups]
-    tag = f"{TAG}_universal" if name == UNIVERSAL else TAG
-    return read(RECORDED / name / tag, order)
+    return read(RECORDED / name / tag_of(name), order)
 
 
 def assert_same(one: TrainingState, other: TrainingState) -> None:
@@ -39,24 +42,34 @@ def assert_same(one: TrainingState, other: TrainingState) -> None:
     assert one.host.tied == other.host.tied
 
 
-def test_both_formats_of_one_checkpoint_are_the_same_state() -> None:
+@pytest.mark.parametrize("name", UNIVERSALS)
+def test_both_formats_of_one_checkpoint_are_the_same_state(name: str) -> None:
     # DeepSpeed's own converter made the universal one.
-    assert_same(opened(UNIVERSAL.removesuffix("_universal")), opened(UNIVERSAL))
+    assert_same(opened(name.removesuffix("_universal")), opened(name))
 
 
-def test_masters_are_the_weights_before_rounding() -> None:
-    state = opened("z1_w2_bf16_gacc32")
-    masters = {k.partition("/")[2]: t for k, t in state.tensors.items() if k.startswith("master/")}
-    assert len(masters) == 9
-    for name, master in masters.items():
-        assert torch.equal(master.whole().bfloat16(), state.tensors[f"parameter/{name}"].whole())
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_what_is_written_for_ranks_is_read_back_bit_for_bit(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "trained"), [("z1_w2_bf16_gacc32", 9), ("z3_w4_bf16_frozen", 7), ("z3_w2_fp16", 9)]
+)
+def test_masters_are_the_weights_before_rounding(name: str, trained: int) -> None:
     state = opened(name)
+    dtype = torch.bfloat16 if "bf16" in name else torch.float16
+    masters = {k.partition("/")[2]: t for k, t in state.tensors.items() if k.startswith("master/")}
+    assert len(masters) == trained
+    for name, master in masters.items():
+        assert torch.equal(master.whole().to(dtype), state.tensors[f"parameter/{name}"].whole())
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_written_for_ranks_is_read_back_bit_for_bit(
+    tmp_path: Path, name: str, stage: int
+) -> None:
+    state = opened(name)
+    config = {"zero_optimization": {"sub_group_size": 900}}
     for ranks in (1, 3):
-        write_regular(Target(state=state, ranks=ranks, stage=2), tmp_path / "tag")
+        target = Target(state=state, ranks=ranks, stage=stage, config=config)
+        write_regular(target, tmp_path / "tag")
         back = read(tmp_path / "tag")
         assert_same(state, back)
         for mine, saved in zip(back.host.param_groups, state.host.param_groups, strict=True):
@@ -65,27 +78,37 @@ def test_what_is_written_for_ranks_is_read_back_bit_for_bit(tmp_path: Path, name
 
 
 def test_what_is_written_as_universal_is_read_back_bit_for_bit(tmp_path: Path) -> None:
-    for name in ("z1_w2_fp32_tied", "z2_w2_fp16", "z2_w4_bf16_frozen"):
+    for name in ("z1_w2_fp32_tied", "z2_w2_fp16", "z2_w4_bf16_frozen", "z3_w4_bf16_frozen"):
         state = opened(name)
         write_universal(Target(state=state, ranks=1, stage=1), tmp_path / "tag")
         assert_same(state, read(tmp_path / "tag"))
 
 
-def test_written_rank_files_are_those_that_deepspeed_wrote(tmp_path: Path) -> None:
-    name = "z2_w4_bf16_frozen"
-    write_regular(Target(state=opened(name), ranks=4, stage=2), tmp_path / TAG)
+@pytest.mark.parametrize("name", ["z2_w4_bf16_frozen", *(n for n in CASES if n[:2] == "z3")])
+def test_written_rank_files_are_those_that_deepspeed_wrote(tmp_path: Path, name: str) -> None:
+    config, ranks = CASES[name]["config"], CASES[name]["ranks"]
+    stage = config["zero_optimization"]["stage"]
+    target = Target(state=opened(name), ranks=ranks, stage=stage, config=config)
+    write_regular(target, tmp_path / TAG)
     theirs = RECORDED / name / TAG
     assert {p.name for p in theirs.iterdir()} == {p.name for p in (tmp_path / TAG).iterdir()}
     for file in sorted(theirs.iterdir()):
         # Settings that DeepSpeed takes from its config when a file doesn't have them.
         left_out = {"clip_grad", "ds_config"}
+        if "_rank_0_" not in file.name:
+            # The first rank alone of DeepSpeed's looks which parameters are tied.
+            left_out.add("shared_params")
         assert_same_content(read_pt(tmp_path / TAG / file.name), read_pt(file), left_out, file.name)
 
 
 def assert_same_content(mine: Any, theirs: Any, left_out: set[str], at: str) -> None:
     if isinstance(theirs, dict):
-        # Numbers only: a group's choice of torch's implementation is its own.
-        for key in theirs.keys() - left_out - {"foreach", "fused", "capturable", "param_names"}:
+        # Numbers only: a group's choice of torch's implementation is its own, and FusedAdam counts
+        # no step in a group of stage 3.
+        implementation = {"foreach", "fused", "capturable", "param_names"}
+        if "params" in theirs:
+            implementation |= {"step"}
+        for key in theirs.keys() - left_out - implementation:
             assert_same_content(mine[key], theirs[key], left_out, f"{at}/{key}")
     elif isinstance(theirs, list | tuple):
         assert len(mine) == len(theirs), at
@@ -98,13 +121,13 @@ def assert_same_content(mine: Any, theirs: Any, left_out: set[str], at: str) -> 
         assert mine == theirs, at
 
 
-@pytest.mark.parametrize("name", ["z2_w2_fp16", UNIVERSAL, "z0_w2_fp32"])
+@pytest.mark.parametrize("name", ["z2_w2_fp16", "z3_w2_fp32", *UNIVERSALS, "z0_w2_fp32"])
 def test_a_damaged_file_is_refused_before_anything_is_loaded(tmp_path: Path, name: str) -> None:
     draw = random.Random(name)
-    tag = f"{TAG}_universal" if name == UNIVERSAL else TAG
+    tag = tag_of(name)
     whole = read(RECORDED / name / tag)
     # DeepSpeed's converter writes what is not trained twice; we read the model's file.
-    frozen = ("place", "up.bias", "seen") if name == UNIVERSAL else ()
+    frozen = ("place", "up.bias", "seen") if name in UNIVERSALS else ()
     every = sorted((RECORDED / name / tag).rglob("*.pt"))
     files = [path for path in every if path.parent.name not in frozen]
     for attempt in range(12):
@@ -206,7 +229,7 @@ def test_numpys_numbers_and_arrays_are_read_and_nothing_else_of_numpys(tmp_path:
 
 def test_another_parallelism_is_refused_by_name(tmp_path: Path) -> None:
     for file, reason in {
-        "zero_pp_rank_0_mp_rank_00_model_states.pt": "ZeRO-3",
+        "zero_pp_rank_0_mp_rank_01_model_states.pt": "tensor parallelism",
         "mp_rank_01_model_states.pt": "tensor parallelism",
         "layer_00-model_00-model_states.pt": "pipeline parallelism",
     }.items():
@@ -214,6 +237,51 @@ def test_another_parallelism_is_refused_by_name(tmp_path: Path) -> None:
         (tmp_path / file / file).touch()
         with pytest.raises(SpmdZeroCheckpointError, match=reason):
             read(tmp_path / file)
+
+
+def test_what_doesnt_fit_in_the_files_of_stage_3_is_said(tmp_path: Path) -> None:
+    names = ("z3_w2_fp32", "z3_w2_fp16", "z2_w2_fp16")
+    recorded = {name: RECORDED / name / TAG for name in names}
+    model = "zero_pp_rank_1_mp_rank_00_model_states.pt"
+    optimizer = model.replace("model", "optim")
+
+    def without(key: str) -> Any:
+        content = torch.load(recorded["z3_w2_fp32"] / optimizer, weights_only=False)
+        del content["optimizer_state_dict"][key]
+        return content
+
+    def of_experts() -> Any:
+        content = torch.load(recorded["z3_w2_fp32"] / optimizer, weights_only=False)
+        content["optimizer_state_dict"]["ds_zero_partition_groups"] = [{"families": ["x"]}]
+        return content
+
+    def swapped() -> Any:
+        content = torch.load(recorded["z3_w2_fp32"] / optimizer, weights_only=False)
+        flat = content["optimizer_state_dict"]["fp32_flat_groups"]
+        flat[0].data = torch.empty(0)
+        return content
+
+    for name, content, words in (
+        (model, None, "the file of rank 1 is missing, 2 ranks saved"),
+        (optimizer, None, "the file of rank 1 is missing, 2 ranks saved"),
+        (optimizer, recorded["z3_w2_fp16"] / optimizer, r"flat groups have \[4776, 86\] elements"),
+        (optimizer, recorded["z2_w2_fp16"] / optimizer, "no optimizer state of ZeRO-3"),
+        (optimizer, without("fp32_flat_groups"), "no optimizer state of ZeRO-3"),
+        (optimizer, of_experts(), "mixture of experts"),
+        (optimizer, swapped(), "offloaded to NVMe"),
+    ):
+        folder = tmp_path / words / TAG
+        shutil.copytree(recorded["z3_w2_fp32"], folder)
+        if content is None:
+            (folder / name).unlink()
+        elif isinstance(content, Path):
+            shutil.copy(content, folder / name)
+        else:
+            torch.save(content, folder / name)
+        with pytest.raises(SpmdZeroCheckpointError, match=words) as caught:
+            read(folder)
+        assert caught.value.file == str(folder / name)
+        shutil.rmtree(tmp_path / words)
 
 
 def test_an_error_names_the_newest_tag_beside_the_damaged_one(tmp_path: Path) -> None:
@@ -242,6 +310,6 @@ def test_a_failed_write_leaves_the_checkpoint_that_was_there(tmp_path: Path) -> 
 
 
 def test_a_target_that_deepspeed_has_not_is_refused() -> None:
-    for stage, ranks in ((0, 2), (3, 2), (2, 0)):
+    for stage, ranks in ((0, 2), (4, 2), (2, 0)):
         with pytest.raises(SpmdZeroUsageError):
             Target(state=opened("z2_w2_fp16"), ranks=ranks, stage=stage)

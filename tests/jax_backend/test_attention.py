@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from spmdzero.backend import runtime
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._graph import Graph
-from spmdzero.backend.jax._program import function_of
+from spmdzero.backend.jax._graph_function import function_of
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax.mesh import DeviceMesh
 from tests.unit.region_harness import Apply, Probe

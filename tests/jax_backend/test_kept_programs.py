@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from spmdzero.backend import runtime
-from spmdzero.backend.jax import _kept, flags
+from spmdzero.backend.jax import _disk_cache, flags
 from spmdzero.backend.jax._execute import Compilations, compilations
 from spmdzero.backend.jax._folder import Folder
 from tests.support.processes import run_module
@@ -61,7 +61,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     runtime.start()
     # A read computes whatever is recorded, also what other tests of this process left.
     runtime.sync()
-    compilations.folder = _kept.KeptPrograms(str(tmp_path / "kept"))
+    compilations.folder = _disk_cache.KeptPrograms(str(tmp_path / "kept"))
     yield tmp_path / "kept"
     compilations.folder = None
 
@@ -134,7 +134,7 @@ def test_what_others_may_have_written_is_not_run(
 def test_a_program_without_a_name_is_said(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_kept, "_settings", lambda: [("jax_device", repr(object()))])
+    monkeypatch.setattr(_disk_cache, "_settings", lambda: [("jax_device", repr(object()))])
     with caplog.at_level(logging.INFO, "spmdzero"):
         assert computed() == (552.0, COMPILED)
         assert computed() == (552.0, COMPILED)
@@ -177,23 +177,23 @@ def test_the_name_holds_what_lowers_and_compiles(
 ) -> None:
     computed()
     monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=3")
-    _kept._surroundings.cache_clear()
+    _disk_cache._surroundings.cache_clear()
     assert computed()[1] == COMPILED
-    monkeypatch.setattr(_kept, "version", lambda package: "another")
-    _kept._surroundings.cache_clear()
+    monkeypatch.setattr(_disk_cache, "version", lambda package: "another")
+    _disk_cache._surroundings.cache_clear()
     assert computed()[1] == COMPILED
     # As another version of spmdzero has.
     changed = folder.parent / "sources"
     changed.mkdir()
     (changed / "lowering.py").write_text("pass")
-    monkeypatch.setattr(_kept, "_BACKEND", changed)
-    _kept._surroundings.cache_clear()
+    monkeypatch.setattr(_disk_cache, "_BACKEND", changed)
+    _disk_cache._surroundings.cache_clear()
     assert computed()[1] == COMPILED
     assert computed()[1] == LOADED
     with jax.numpy_rank_promotion("warn"):
         assert computed()[1] == COMPILED
     monkeypatch.undo()
-    _kept._surroundings.cache_clear()
+    _disk_cache._surroundings.cache_clear()
     assert computed()[1] == LOADED
 
 
@@ -219,5 +219,5 @@ def test_a_start_removes_what_a_killed_writer_left_an_hour_ago_and_nothing_else(
     others.touch()
     for file in (old, others, kept):
         os.utime(file, (time.time() - 4000,) * 2)
-    _kept.KeptPrograms(str(folder))
+    _disk_cache.KeptPrograms(str(folder))
     assert {*folder.iterdir()} == {new, others, kept}

@@ -130,6 +130,7 @@ RECORDED: dict[str, Close] = {
     "z3_w2_fp32_gas1": FP32,
     "z3_w2_bf16_gas4": BF16,
     "z3_w2_fp32_groups": FP32,
+    "z3_w2_bf16_offload": BF16,
 }
 
 

@@ -131,7 +131,7 @@ def test_init_takes_a_config_of_stage_3_and_builds_the_module_as_without_it() ->
 
 
 def test_init_refuses_what_stage_3_does_not_do_where_it_is_written() -> None:
-    told = engines.config(zero_optimization=ALL | {"offload_param": {"device": "cpu"}})
+    told = engines.config(zero_optimization=ALL | {"offload_param": {"device": "nvme"}})
     with pytest.raises(SpmdZeroConfigError, match="offload_param"):
         zero.Init(config_dict_or_path=told)
 

@@ -117,6 +117,7 @@ def test_keys_without_meaning_are_reported_only_when_given():
         "zero_optimization.reduce_bucket_size",
         "zero_optimization.overlap_comm",
         "zero_optimization.contiguous_gradients",
+        "zero_optimization.offload_optimizer.pin_memory",
         "activation_checkpointing.number_checkpoints",
         "activation_checkpointing.partition_activations",
     }

@@ -34,7 +34,7 @@ def test_all_refusals_are_found_at_once() -> None:
     config = {
         "train_batch_size": "8",
         "optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-3}},
-        "zero_optimization": {"stage": 4, "offload_param": {"device": "cpu"}, "stagee": 1},
+        "zero_optimization": {"stage": 4, "offload_param": {"device": "nvme"}, "stagee": 1},
         "fp16": {"enabled": True},
         "gradient_clipping": 1.0,
     }

@@ -73,8 +73,8 @@ def test_a_section_reads_a_value_as_deepspeed_does_or_refuses_it(section: str, k
 def test_what_is_off_may_be_off_by_0(off: object) -> None:
     load(zero_optimization={"stage": 2, "cpu_offload": off}, autotuning={"enabled": off})
     load(elasticity={"enabled": off}, data_efficiency=off)
-    with pytest.raises(SpmdZeroConfigError, match="offload"):
-        load(zero_optimization={"stage": 2, "cpu_offload": 1})
+    offload = load(zero_optimization={"stage": 2, "cpu_offload": 1}).zero_optimization
+    assert offload.offload_optimizer.device == "cpu"
 
 
 def test_an_optimizers_numbers_are_taken_as_they_are_written() -> None:

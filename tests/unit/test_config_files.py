@@ -76,6 +76,18 @@ def test_an_old_spelling_works_and_warns(caplog):
         assert f"'zero_optimization.{key}' is deprecated" in text
 
 
+def test_the_oldest_spellings_of_offloading_are_read_as_todays():
+    for old, new in (("cpu_offload", "offload_optimizer"), ("cpu_offload_param", "offload_param")):
+        for more in ({}, {new: {"device": "CPU", "pin_memory": True}}):
+            zero = load_config({"zero_optimization": {old: True, **more}}).zero_optimization
+            assert getattr(zero, new).device == "cpu"
+            assert getattr(zero, old) is None
+        off = load_config({"zero_optimization": {old: False}}).zero_optimization
+        assert getattr(off, new) is None
+        both = {"zero_optimization": {old: True, new: {"device": "none"}}}
+        assert differing([(both, f"zero_optimization.{old}", "as 'none'")]) == []
+
+
 def test_the_second_spelling_of_a_stage_3_key_works_in_silence(caplog):
     config, text = warned(caplog, {"zero_optimization": {"prefetch_bucket_size": 7}})
     assert config.zero_optimization.stage3_prefetch_bucket_size == 7

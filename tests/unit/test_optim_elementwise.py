@@ -9,6 +9,8 @@ from torch import Tensor
 from spmdzero.backend import Mesh, runtime
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.optim import (
+    DeepSpeedCPUAdam,
+    DeepSpeedCPULion,
     FusedAdam,
     FusedLamb,
     FusedLion,
@@ -152,7 +154,9 @@ def test_a_group_that_changes_its_kind_is_refused_at_the_next_step(mesh: Mesh) -
         rule.update(param, param, state, Terms(factors={}, whole=LocalTensor(shape=(3,))))
 
 
-@pytest.mark.parametrize("cls", [FusedAdam, FusedLamb, FusedLion])
+@pytest.mark.parametrize(
+    "cls", [DeepSpeedCPUAdam, DeepSpeedCPULion, FusedAdam, FusedLamb, FusedLion]
+)
 def test_deepspeeds_classes_step_in_the_engine_only(cls: type[torch.optim.Optimizer]) -> None:
     (weight,) = weights()
     optimizer = cls([weight])  # type: ignore[call-arg]
@@ -166,6 +170,8 @@ def test_a_class_of_deepspeed_is_the_rule_of_that_name() -> None:
     cpu = torch.device("cpu")
     first = rules_from_torch(FusedAdam(weights(), adam_w_mode=False), device=cpu)[0]
     assert first == rules_from_torch(torch.optim.Adam(weights()), device=cpu)[0]
+    on_cpu = DeepSpeedCPUAdam(weights(), adamw_mode=False)
+    assert rules_from_torch(on_cpu, device=cpu)[0] == first
     raw = FusedAdam(weights(), bias_correction=False)
     assert rules_from_torch(raw, device=cpu)[0].bias_correction is False
     for refused in (FusedAdam(weights(), amsgrad=True), FusedLamb(weights(), max_grad_norm=1.0)):
@@ -180,6 +186,7 @@ def test_a_class_of_deepspeed_is_the_rule_of_that_name() -> None:
         ("Lamb", False), ("RMSprop", False),
         (torch.optim.Adam(weights()), True), (torch.optim.SGD(weights()), False),
         (FusedAdam(weights()), True), (FusedLamb(weights()), False),
+        (DeepSpeedCPUAdam(weights()), True), (DeepSpeedCPULion(weights()), True),
     ],
 )  # fmt: skip
 def test_deepspeed_tests_these_with_zero(optimizer: Any, tested: bool) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spmdzero.optim import Lamb, LocalTensor, Muon, Terms
-from spmdzero.optim._newton_schulz import aspect_scale, orthogonalize
+from spmdzero.optim._muon import aspect_scale, orthogonalize
 from tests.support.bounds import assert_rounded
 from tests.support.optimizers import lamb_step, newton_schulz
 

@@ -1,6 +1,6 @@
-"""Attention by Pallas kernels in programs for TPUs: which calls they take, and the kernels.
+"""Attention by Pallas kernels in programs for TPUs: the calls they compute, and the kernels.
 
-A backend says how an operation of its programs runs them.
+A backend provides the way in which an operation of its programs runs them.
 """
 
 from spmdzero.backend.attention._form import Form, dtype_name

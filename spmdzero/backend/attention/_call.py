@@ -1,4 +1,4 @@
-"""A call of `scaled_dot_product_attention` as the kernels take it, or why they don't."""
+"""A call of `scaled_dot_product_attention` in the kernels' form, or why none computes it."""
 
 import dataclasses
 import math
@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from spmdzero.backend.attention._form import LANES, Form, dtype_name, padded_length
 from spmdzero.backend.attention._function import Kernels, attend
 
-# Zeros beside a head's numbers: whole sublanes of 16-bit numbers.
+# A head's width is padded with zeros to whole sublanes of 16-bit numbers.
 _WIDTH = 16
 
 
 class PlainError(Exception):
-    """The kernels don't take a call; says why, to be read after "because"."""
+    """The kernels don't compute a call; the text says why, to be read after "because"."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,13 +32,13 @@ class Call:
     enable_gqa: bool = False
 
     def require_kernel(self, *, short: bool) -> None:
-        """Checks that the kernels take the call.
+        """Checks that the kernels can compute the call.
 
         Args:
-            short: whether lengths below a block are taken too, mostly padding.
+            short: whether to take lengths below a block too, which are mostly padding.
 
         Raises:
-            PlainError: they don't.
+            PlainError: they can't.
         """
         if self.dropout_p > 0.0:
             raise PlainError("the kernels drop no weights (dropout_p > 0)")
@@ -89,7 +89,7 @@ class Call:
             raise PlainError("the mask has another shape than the weights")
 
     def run(self, kernels: Kernels, *, platform: str) -> torch.Tensor:
-        """The output, as torch's, by the kernels that `require_kernel` has no objection to."""
+        """The output, as torch's, by the kernels; `require_kernel` has to have passed."""
         dims = self.query.dim()
         q, k, v = (_of_four(tensor, dims) for tensor in (self.query, self.key, self.value))
         scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
@@ -119,7 +119,7 @@ class Call:
 
 
 def _of_four(tensor: torch.Tensor, dims: int) -> torch.Tensor:
-    """`[..., length, width]` with all of the dims batch and heads; without heads there is one."""
+    """`[batch, heads, length, width]`; dims that are missing become 1."""
     if dims == 3:
         tensor = tensor.reshape((1,) * (3 - tensor.dim()) + tuple(tensor.shape)).unsqueeze(1)
     return tensor.reshape((1,) * (4 - tensor.dim()) + tuple(tensor.shape))
@@ -142,7 +142,7 @@ def _padded_mask(mask: torch.Tensor, form: Form) -> torch.Tensor:
     )  # fmt: skip
     if not any(sizes):
         return mask
-    # torch_xla pads no truth values.
+    # torch_xla can't pad bools.
     if mask.dtype == torch.bool:
         return F.pad(mask.to(torch.int32), sizes) != 0
     return F.pad(mask, sizes, value=float("-inf"))

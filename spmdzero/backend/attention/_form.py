@@ -1,4 +1,4 @@
-"""What decides which kernels an attention needs: shapes, dtype, mask."""
+"""The shapes, dtype and mask that decide which kernels an attention needs."""
 
 import dataclasses
 from typing import Literal
@@ -6,30 +6,32 @@ from typing import Literal
 import torch
 
 LANES = 128
-# A block of the kernels is one of these: what they hold of it fits a core's vector memory.
+# Sizes of blocks: what the kernels hold of a block fits a core's vector memory.
 _BLOCKS = (1024, 512, 256, 128)
 # The largest block under a causal mask; MaxText's default (attentions.py, `sa_block_q`).
 _CAUSAL_BLOCK = 512
-# The largest part of the padded length that may be padding, so that blocks are larger.
+# The largest allowed part of padding in the padded length, which makes larger blocks possible.
 _PADDING = 1 / 8
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.bool: "bool"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Form:
-    """Two attentions of the same form run the same kernels.
+    """The form of an attention; those of the same form run the same kernels.
 
     Attributes:
-        batch, heads, kv_heads: of the query, and the heads of key and value, which divide them.
+        batch, heads, kv_heads: of the query; `kv_heads` of key and value, which divides `heads`.
         q_length, kv_length: padded to whole blocks.
-        kv_used: keys before the padding.
-        head_dim, value_dim: of query and key, and of value.
+        kv_used: number of keys before the padding.
+        head_dim, value_dim: the widths of query and key, and of value.
         dtype: ``"bfloat16"`` or ``"float32"``.
-        causal: whether query i sees the keys up to i only.
-        mask: what masks as a tensor, `[1 or batch, 1 or heads, 1 or q_length, kv_length]`:
-            ``"bool"`` says what is seen, ``"bias"`` is added to the products in fp32; None is none.
-        mask_shape: of it.
-        platform: that the kernels run on, as XLA names it. Off the TPU they are interpreted.
+        causal: whether query i sees only the keys up to i.
+        mask: the kind of a mask tensor `[1 or batch, 1 or heads, 1 or q_length, kv_length]`:
+            ``"bool"`` says what is seen, ``"bias"`` is added to the products in fp32; None for
+            none.
+        mask_shape: the shape of the mask.
+        platform: of the program, as XLA names it. Other platforms than the TPU interpret the
+            kernels.
     """
 
     batch: int
@@ -48,28 +50,28 @@ class Form:
 
     @property
     def interpret(self) -> bool:
-        """Whether Pallas interprets the kernels: they become plain HLO."""
+        """Whether Pallas interprets the kernels, which then become plain HLO."""
         return self.platform != "tpu"
 
     @property
     def q_block(self) -> int:
-        """Queries in a block."""
+        """Number of queries in a block."""
         return self._block(self.q_length)
 
     @property
     def kv_block(self) -> int:
-        """Keys in a block."""
+        """Number of keys in a block."""
         return self._block(self.kv_length)
 
     def _block(self, length: int) -> int:
-        # The smaller the blocks, the more of them a causal mask hides whole.
+        # A causal mask hides more whole blocks if blocks are small.
         return min(block_of(length), _CAUSAL_BLOCK) if self.causal else block_of(length)
 
 
 def padded_length(length: int) -> int:
-    """The length of whole blocks that `length` positions are padded to.
+    """The length to which `length` positions are padded, a multiple of a block.
 
-    The largest block that the length, with at most an eighth of padding, is a multiple of.
+    The block is the largest for which at most an eighth of the padded length is padding.
     """
     for block in _BLOCKS:
         padded = -(-length // block) * block
@@ -84,5 +86,5 @@ def block_of(padded: int) -> int:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As JAX names it, of one that the kernels take."""
+    """JAX's name of a dtype that the kernels take."""
     return _DTYPES[dtype]

@@ -1,4 +1,4 @@
-"""The kernels as operations of a traced program, with gradients of their own."""
+"""The kernels as operations of a traced program, with their own gradients."""
 
 import dataclasses
 import functools
@@ -16,15 +16,16 @@ Direction = Literal["forward", "backward"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kernels:
-    """How a backend runs the kernels.
+    """The way in which a backend runs the kernels.
 
     Attributes:
-        run: of a form the output and the statistics for ``"backward"``, of query, key, value and
-            the mask; or the gradients of the first three, of these, what ``"forward"`` made and
-            the output's gradient. What runs forward is handed to `kept_of_kernel` and `kept`.
-        install: the command that installs what they are written in.
-        version: of JAX, the only one whose kernels the compiler reads; None for each of which the
-            functions are those that are called here.
+        run: computes a direction of a form. ``"forward"`` maps query, key, value and the mask to
+            the output and statistics. ``"backward"`` maps the same inputs, the results of
+            ``"forward"`` and the output's gradient to the gradients of query, key and value.
+            Results of the forward go through `kept_of_kernel` and `kept`.
+        install: the command that installs the package in which the kernels are written.
+        version: the only version of JAX whose kernels the compiler reads; None for any version
+            whose functions have the known parameters.
     """
 
     run: Callable[[Direction, Form, Sequence[torch.Tensor]], list[torch.Tensor]]
@@ -33,7 +34,7 @@ class Kernels:
 
 
 def jax_function(direction: Direction, form: Form) -> Callable[..., tuple[Any, ...]]:
-    """What `Kernels.run` says as a function of JAX's arrays, without a mask where there is none.
+    """`Kernels.run` as a function of JAX's arrays; the mask is missing where there is none.
 
     It imports jax, which not every backend needs.
     """
@@ -44,11 +45,11 @@ def jax_function(direction: Direction, form: Form) -> Callable[..., tuple[Any, .
 
 
 def attend(kernels: Kernels, form: Form, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Attention, differentiable by query, key and value.
+    """Attention, differentiable with respect to query, key and value.
 
     Args:
-        kernels: of the backend.
-        form: of the tensors.
+        kernels: those of the backend.
+        form: the form of the tensors.
         tensors: query (scaled), key and value, `[batch, heads, length, width]`, and the mask.
     """
     return _Attention.apply(kernels, form, *tensors)  # type: ignore[return-value]
@@ -66,7 +67,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         no_mask = [None] * (ctx.form.mask is not None)
         if torch.is_grad_enabled():
-            # A gradient of the gradient has no kernel.
+            # The kernels can't compute a gradient of the gradient.
             q, k, v = ctx.saved_tensors[:3]
             mask = ctx.saved_tensors[3] if no_mask else None
             plain = functools.partial(attention, ctx.form, mask=mask)

@@ -1,8 +1,8 @@
-"""Attention whose mask is a tensor, boolean or added: Pallas kernels.
+"""Pallas kernels for attention whose mask is a tensor, boolean or added.
 
-Flash attention (arXiv 2205.14135) in three kernels: forward, the gradient of the query, those of
-key and value. A mask that is the same for all rows, heads or queries is read as it is, never
-expanded. A query that sees no key has the output 0 and no gradient, as in torch.
+Flash attention (arXiv 2205.14135) in three kernels: the forward, the gradient of the query, and
+those of key and value. A mask that is the same for all rows, heads or queries is read as it is,
+never expanded. A query that sees no key has the output 0 and no gradient, as in torch.
 """
 
 import functools
@@ -18,7 +18,7 @@ from spmdzero.backend.attention._form import LANES, Form
 _NT = (((1,), (1,)), ((), ()))
 _NN = (((1,), (0,)), ((), ()))
 _TN = (((0,), (0,)), ((), ()))
-# Blocks of keys and queries: the products, their exponentials and a mask of fp32 fit beside them.
+# Size of blocks: the products, their exponentials and an fp32 mask fit the memory beside them.
 _BLOCK = 512
 
 
@@ -27,7 +27,7 @@ def _dot(one: Any, other: Any, dims: Any) -> Any:
 
 
 def _scores(form: Form, q: Any, k: Any, mask: Any) -> Any:
-    """The products `[queries, keys]` in fp32, -inf where a key isn't seen."""
+    """The products `[queries, keys]` in fp32, -inf where a query doesn't see a key."""
     products = _dot(q, k, _NT)
     if form.mask == "bias":
         return products + mask.astype(jnp.float32)
@@ -47,7 +47,7 @@ def _forward(form: Form, q, k, v, mask, out, largest, total, m, s, acc) -> None:
     scores = _scores(form, q[...], k[...], mask[...])
     before = m[:, :1]
     now = jnp.maximum(before, scores.max(axis=1, keepdims=True))
-    # -inf less -inf is no number; nothing was seen yet, and everything is 0.
+    # -inf minus -inf is NaN; while nothing was seen, everything is 0.
     finite = jnp.where(now == -jnp.inf, 0.0, now)
     weights = jnp.exp(scores - finite)
     shrunk = jnp.exp(before - finite)
@@ -59,7 +59,7 @@ def _forward(form: Form, q, k, v, mask, out, largest, total, m, s, acc) -> None:
     def _() -> None:
         seen = s[:, :1] > 0
         out[...] = (acc[...] / jnp.where(seen, s[:, :1], 1.0)).astype(out.dtype)
-        # Where nothing was seen, all weights are exp(-inf) of what is below, 0.
+        # Where nothing was seen, these values make all weights exp(-inf), which is 0.
         largest[...] = jnp.where(seen, m[...], 0.0)
         total[...] = jnp.where(seen, s[...], 1.0)
 
@@ -168,14 +168,14 @@ def _call(form: Form, kernel: Any, **options: Any) -> Any:
 
 def _by_query(form: Form) -> tuple[_Blocks, tuple[int, ...]]:
     group = form.heads // form.kv_heads
-    # Python's division of numbers that may be negative asks newer JAX which TPU it is for.
+    # For Python's division of possibly negative numbers, newer JAX asks for which TPU it is.
     blocks = _Blocks(form, lambda b, h, i, j: (b, h, jax.lax.div(h, group), i, j))
     grid = (form.batch, form.heads, form.q_length // blocks.q, form.kv_length // blocks.kv)
     return blocks, grid
 
 
 def forward(form: Form, q: Any, k: Any, v: Any, mask: Any) -> tuple[Any, Any, Any]:
-    """The output, and of each query the largest score and the sum of exponentials beside it."""
+    """The output, and for each query the largest score and the sum of exponentials beside it."""
     blocks, grid = _by_query(form)
     per_query = (form.batch, form.heads, form.q_length)
     statistics = jax.ShapeDtypeStruct((*per_query, LANES), jnp.float32)
@@ -236,7 +236,7 @@ def backward(
 
 
 def _as_read(form: Form, mask: Any) -> Any:
-    # Truth values of one bit have no blocks; a row of bytes for all queries has no tile.
+    # 1-bit bools can't be split into blocks; a row of bytes for all queries has no tile.
     if form.mask == "bool":
         return mask.astype(jnp.int8 if form.mask_shape[2] > 1 else jnp.int32)
     return mask

@@ -1,4 +1,4 @@
-"""Takes the calls of `scaled_dot_product_attention` in a forward, and notes what became of each."""
+"""Intercepts calls of `scaled_dot_product_attention` in a forward, and records how each ran."""
 
 import importlib.metadata
 import importlib.util
@@ -23,17 +23,17 @@ _ATTENTION = F.scaled_dot_product_attention
 
 
 class AttentionKernels(TorchFunctionMode):
-    """Computes attention by kernels where the config wants them and they can.
+    """Computes attention by kernels where the config asks for them and they can.
 
     Args:
-        choice: ``"auto"`` takes kernels in programs for TPUs, ``"kernel"`` in all: off the TPU
-            they are interpreted, slowly.
-        kernels: of the backend.
+        choice: ``"auto"`` uses kernels in programs for TPUs, ``"kernel"`` in all: other platforms
+            interpret them, slowly.
+        kernels: those of the backend.
         owner: the module whose forward runs, to name submodules.
-        is_global: whether the forward runs in global space, where no call can be a kernel.
+        is_global: whether the forward runs in global space, where no kernel can run.
 
     Attributes:
-        calls: what was computed how, in order; none where ``"auto"`` is not for a TPU.
+        calls: how each call was computed, in order; empty if ``"auto"`` isn't for a TPU.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class AttentionKernels(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Runs `func`; an attention's result has the dtype of the plain one."""
+        """Runs `func`; attention by kernels has the dtype of the plain result."""
         kwargs = kwargs or {}
         if not self._active:
             return func(*args, **kwargs)
         if func is _ATTENTION:
             return self._attention(*args, **kwargs)
         if func is F.multi_head_attention_forward:
-            # A mode doesn't see what torch's own functions call, and this one calls it.
+            # A mode doesn't see calls inside torch's own functions; this one calls attention.
             with mock.patch.object(F, "scaled_dot_product_attention", self._attention):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
@@ -99,7 +99,7 @@ class AttentionKernels(TorchFunctionMode):
 
 
 def _missing(wanted: str | None) -> str | None:
-    """What stands against JAX's kernels, of the one version that is wanted or of any."""
+    """The reason why JAX's kernels can't be used, of the one `wanted` version or of any."""
     if not importlib.util.find_spec("jax"):
         return "jax, in which the kernels are written, is not installed"
     found = importlib.metadata.version("jax")
@@ -112,7 +112,7 @@ def _missing(wanted: str | None) -> str | None:
 
 
 def _cast(tensor: torch.Tensor) -> torch.Tensor:
-    """As autocast casts the operands of a product."""
+    """Casts `tensor` as autocast casts the operands of a product."""
     devices = current().device_type
     if torch.is_autocast_enabled(devices) and tensor.is_floating_point():
         return tensor.to(torch.get_autocast_dtype(devices))

@@ -1,22 +1,22 @@
-"""What the kernels compute, in torch's operations, which can be differentiated again and again."""
+"""The kernels' computation in torch's operations, which is differentiable any number of times."""
 
 import torch
 
 from spmdzero.backend.attention._form import Form
 
-# Below any product, and no infinity, whose difference to another is no number.
+# Below any product, but finite, because the difference of two infinities is NaN.
 _UNSEEN = -0.7 * torch.finfo(torch.float32).max
 
 
 def attention(
     form: Form, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """The output, `[batch, heads, q_length, value_dim]`; all weights are there at once.
+    """The output, `[batch, heads, q_length, value_dim]`; holds all weights at once.
 
     Args:
-        form: of the tensors.
-        q, k, v: as the kernels take them, the query scaled.
-        mask: as they take it.
+        form: the form of the tensors.
+        q, k, v: as for the kernels, the query scaled.
+        mask: as for the kernels.
     """
     group = form.heads // form.kv_heads
     with torch.autocast(q.device.type, enabled=False):

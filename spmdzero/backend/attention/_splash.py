@@ -1,8 +1,8 @@
-"""Attention whose mask is known beforehand: JAX's splash attention, which skips hidden blocks.
+"""Attention with a mask known beforehand: JAX's splash attention, which skips hidden blocks.
 
 `jax.experimental.pallas.ops.tpu.splash_attention`, tested with jax 0.7.1 and 0.12.0. Its forward
-and backward are called as such, not by JAX's autograd, because torch's calls them; its masks stay
-NumPy's, because an array of JAX's would start a backend.
+and backward are called directly, because torch's autograd calls them, not JAX's. Its masks stay
+NumPy arrays, because an array of JAX's would start a backend.
 """
 
 import functools
@@ -19,7 +19,7 @@ from spmdzero.backend.attention._form import Form, block_of
 _OF_ONE_DEVICE = {"downcast_smem_data": True, "head_shards": 1, "q_seq_shards": 1}
 
 
-# Private to JAX: what is handed to them by name, and by place.
+# The parameters of JAX's private functions, on which the calls below rely.
 _FORWARD = (
     "fwd_mask_info", "q", "k", "v", "segment_ids", "sinks", "mask_value", "is_mqa", "block_sizes",
     "residual_checkpoint_name", "save_residuals", "mask_function", "attn_logits_soft_cap",
@@ -33,7 +33,7 @@ _BACKWARD = (
 
 @functools.cache
 def is_as_known() -> bool:
-    """Whether the functions of the JAX that is installed take what those do that were tested."""
+    """Whether the private functions of the installed JAX have the parameters that were tested."""
     known = (("_splash_attention_forward", _FORWARD), ("_splash_attention_bwd", _BACKWARD))
     return all(
         tuple(inspect.signature(getattr(splash, name, print)).parameters) == parameters
@@ -42,7 +42,7 @@ def is_as_known() -> bool:
 
 
 class _Seen(masks._ComputableMask):
-    """Key j < `kv_used` is seen by query i, by i >= j only if it is causal."""
+    """The mask in which query i sees key j < `kv_used`, and only if i >= j where it is causal."""
 
     def __init__(self, form: Form) -> None:
         used, causal, padded = form.kv_used, form.causal, form.kv_used < form.kv_length
@@ -51,7 +51,7 @@ class _Seen(masks._ComputableMask):
         def seen(q_ids: Any, kv_ids: Any) -> Any:
             if causal and padded:
                 return (q_ids >= kv_ids) & (kv_ids < used)
-            # A comparison of both, for the shape that is asked for.
+            # Compare both ids, to get the shape that is asked for.
             return q_ids >= kv_ids if causal else (kv_ids < used) & (q_ids >= 0)
 
         super().__init__(shape=self._key[:2], mask_function=seen)
@@ -72,17 +72,17 @@ def _mask(form: Form) -> masks.MultiHeadMask:
 
 
 def _is_fused(form: Form) -> bool:
-    """Whether one kernel is the whole backward pass.
+    """Whether a single kernel is the whole backward pass.
 
     It writes the query's gradient once for each block of keys, to be summed afterwards. With more
-    blocks than one that sum costs more than the two products that a kernel of its own for this
-    gradient computes once more: of Llama's 2,048 tokens on v6e, 39 ms of a step beside 8 ms.
+    than one block that sum costs more than a separate kernel for this gradient, which computes two
+    products again: with Llama's 2,048 tokens on v6e, 39 ms of a step as against 8 ms.
     """
     return form.kv_length == block_of(form.kv_length)
 
 
 def _backward_blocks(form: Form) -> tuple[int, int]:
-    """Queries and keys in a block of the kernel that makes the gradients of key and value."""
+    """Numbers of queries and keys in a block of the kernel for the gradients of key and value."""
     if _is_fused(form):
         return block_of(form.q_length), block_of(form.kv_length)
     return form.q_block, form.kv_block

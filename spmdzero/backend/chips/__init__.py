@@ -1,1 +1,1 @@
-"""TPU chips as the machine and the compiler know them: there or not, their torus, their flags."""
+"""TPU chips as the machine and the compiler know them: presence, torus and compiler flags."""

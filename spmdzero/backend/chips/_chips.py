@@ -1,11 +1,11 @@
-"""What the kernel shows of this machine's TPU chips, before anything starts them."""
+"""TPU chips of this machine that the kernel shows, before anything starts them."""
 
 import os
 from pathlib import Path
 
 _PCI = Path("/sys/bus/pci/devices")
 _MAKER = "0x1ae0"
-# As jax reads them (jax/_src/hardware_utils.py); torch_xla keeps the numbers without the names.
+# The ids that jax knows (jax/_src/hardware_utils.py); torch_xla has them without the names.
 _GENERATIONS = {
     "0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e", "0x0076": "tpu7x"
 }  # fmt: skip
@@ -17,7 +17,7 @@ def has_tpu_chips() -> bool:
 
 
 def tpu_generation() -> str | None:
-    """The generation of this machine's TPU chips, such as ``v5e``; None without, or of another."""
+    """The generation of this machine's TPU chips, such as ``v5e``; None if none or unknown."""
     for vendor in sorted(_PCI.glob("*/vendor")):
         if vendor.read_text().strip() == _MAKER:
             device = vendor.with_name("device").read_text().strip()

@@ -1,4 +1,4 @@
-"""Named sets of TPU compiler flags: those with a measured or published effect, none on numbers."""
+"""Named sets of TPU compiler flags, each with a measured or published effect, none on numerics."""
 
 import os
 from collections.abc import Mapping
@@ -82,12 +82,12 @@ _HIDE = (
     ),
 )
 _ALL = (_KEEP_GATHERS, *_SCATTER, *_HIDE)
-# What torch_xla itself passes. JAX's programs need it too: on v5e:8x8 libtpu 0.0.21 makes
-# all-reduces of their parameters' all-gathers without it, and a step moves 1.50 times the floor
+# torch_xla itself passes this flag. JAX's programs need it too: without it libtpu 0.0.21 turns
+# the parameters' all-gathers into all-reduces on v5e:8x8, and a step moves 1.50 times the floor
 # (1.00 with it).
 ALWAYS: Mapping[str, str] = {_KEEP_GATHERS.name: _KEEP_GATHERS.value}
-# libtpu 0.0.50 compiles nothing with it elsewhere: it "is only supported on TPU v5e", and on others
-# may lead to "incorrect results, hang, SDC". libtpu 0.0.21 takes it and says nothing.
+# libtpu 0.0.50 compiles nothing with this flag on other chips: it "is only supported on TPU v5e",
+# and may lead to "incorrect results, hang, SDC" elsewhere. libtpu 0.0.21 accepts it silently.
 _BUT_ON_V5E = tuple(flag for flag in _ALL if flag is not _FUSE_SCATTER)
 FLAG_SETS: Mapping[str, tuple[XlaFlag, ...]] = {
     "none": (),
@@ -98,11 +98,11 @@ FLAG_SETS: Mapping[str, tuple[XlaFlag, ...]] = {
 
 
 def flags_of(name: str, *, chip: str | None) -> Mapping[str, str]:
-    """The flags of a set, name -> value; compile options of an ahead-of-time compilation.
+    """The flags of a set, name -> value, also for an ahead-of-time compilation's options.
 
     Args:
-        name: a set's, or ``"auto"``.
-        chip: the generation whose set ``"auto"`` is; one without a set has no flags.
+        name: of a set, or ``"auto"``.
+        chip: the generation whose set ``"auto"`` takes; one without a set has no flags.
 
     Raises:
         SpmdZeroUsageError: there is no such set.
@@ -125,7 +125,7 @@ def given_to_libtpu() -> dict[str, str]:
 
 
 def no_effect_here(name: str) -> str:
-    """What is said of a set where there is no TPU."""
+    """A message for a set of flags that was chosen where there is no TPU."""
     return (
         f'"spmd": {{"xla_flags": "{name}"}} has no effect here, it sets flags of the TPU compiler'
     )

@@ -1,27 +1,27 @@
-"""Over which groups of chips the TPU's compiler makes reduce-scatters."""
+"""Groups of chips over which the TPU's compiler makes reduce-scatters."""
 
 import math
 
 Torus = tuple[int, ...]
-"""Chips along each direction of one slice, x first; devices are numbered along x first."""
+"""Number of chips in each direction of one slice, x first; devices are numbered along x first."""
 
 
 def scatters_whole(torus: Torus) -> bool:
     """Whether libtpu was seen to scatter over all of a slice at once.
 
     Measured with libtpu 0.0.21: yes on 2x2, 2x4, 4x8, 8x16; no on 4x4, 8x8, 16x16 and on 3-D
-    slices, where it has an all-reduce of its own over all directions, and prefers that.
+    slices, where libtpu prefers an all-reduce over all directions.
     """
     sides = [length for length in torus if length > 1]
     return len(sides) < 2 or (len(sides) == 2 and (sides[0] != sides[1] or sides == [2, 2]))
 
 
 def scatter_steps(torus: Torus) -> tuple[int, ...]:
-    """Lengths of the groups that reduce-scatter one after the other, slowest-numbered first.
+    """Sizes of the groups that reduce-scatter one after the other, slowest-numbered first.
 
-    One after another they move what one over all moves: of N = A * B devices the first sends
+    Together they move as much as one reduce-scatter over all: of N = A * B devices the first sends
     (A-1)/A of a gradient, the second (B-1)/B of the A-th part that is left, together (N-1)/N.
-    Their product is the number of chips.
+    The product of the sizes is the number of chips.
     """
     if scatters_whole(torus):
         return (math.prod(torus),)

@@ -1,1 +1,1 @@
-"""Forms that tensors take: as stored, in a tree, over a border, in the graph of autograd."""
+"""Forms of tensors: as stored, in a tree, across a border, in autograd's graph."""

@@ -1,4 +1,4 @@
-"""Autograd's graph, walked."""
+"""Walks of autograd's graph."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -8,11 +8,11 @@ import torch
 
 
 def nodes_behind(tensor: torch.Tensor, *, ends: Callable[[Any], bool]) -> Iterator[Any]:
-    """Each node of autograd's graph that `tensor` comes from, once.
+    """Each node of autograd's graph behind `tensor`, once.
 
     Args:
-        tensor: where to begin.
-        ends: whether to leave a node out, and what is behind it.
+        tensor: where the walk begins.
+        ends: says whether to leave out a node and what is behind it.
     """
     return _behind(tensor.grad_fn, ends)
 
@@ -30,18 +30,19 @@ def _behind(start: Any, ends: Callable[[Any], bool]) -> Iterator[Any]:
 
 
 def is_transforming() -> bool:
-    """Whether torch.func traces what runs now (`grad`, `vmap`, `jacrev` and their like)."""
+    """Whether torch.func traces the running code (`grad`, `vmap`, `jacrev` and their like)."""
     return torch._C._are_functorch_transforms_active()
 
 
 def hands_over(*, some: bool = False) -> bool:
-    """Whether the backward pass that runs returns gradients, as `torch.autograd.grad` does.
+    """Whether the running backward pass returns gradients, as `torch.autograd.grad` does.
 
-    One that adds them to `.grad` reaches every leaf. Asked in the backward of a node, or by a hook.
+    A pass that adds gradients to `.grad` reaches every leaf. Call this in the backward of a node,
+    or in a hook.
 
     Args:
-        some: also of one that adds them to the `.grad` of some leaves behind the node only, as by
-            `inputs=`.
+        some: also true for a pass that adds to the `.grad` of only some of the leaves behind the
+            node, as with `inputs=`.
     """
     node = torch._C._current_autograd_node()
     leaves = (each for each in _behind(node, lambda _: False) if hasattr(each, "variable"))
@@ -52,5 +53,5 @@ def _reached(leaf: Any) -> bool:
     try:
         return torch._C._will_engine_execute_node(leaf)
     except RuntimeError:
-        # It is one of the leaves whose gradients are asked for.
+        # The pass returns the gradient of this leaf.
         return False

@@ -1,4 +1,4 @@
-"""What carries a tensor over a border, and its gradient back."""
+"""Carrying a tensor over a border, and its gradient back."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,11 +9,11 @@ Way = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Crossing(torch.autograd.Function):
-    """`there(tensor)`, whose gradient goes `back`, differentiable as often as one likes.
+    """`there(tensor)`, whose gradient is `back(grad)`; differentiable any number of times.
 
-    A gradient that is differentiated in its turn (`create_graph=True`) crosses by a crossing of its
-    own, which goes `back` and whose gradient goes `there`. That is so whatever number of times the
-    global loss's gradients those on one side are, because both ways know that number.
+    A gradient that is itself differentiated (`create_graph=True`) crosses by a crossing of its own:
+    forward by `back`, and its gradient by `there`. This also holds where gradients on one side are
+    a multiple of the global loss's gradients, because both functions know the factor.
     """
 
     @staticmethod
@@ -31,5 +31,5 @@ class Crossing(torch.autograd.Function):
 
     @classmethod
     def opposite(cls) -> "type[Crossing]":
-        """What carries the gradient, where that is differentiated too."""
+        """The class of the crossing that carries a gradient, if that is differentiated too."""
         return cls

@@ -1,15 +1,15 @@
-"""Which of two values is made first, in words that a compiler can't simplify."""
+"""An order between two values, expressed so that a compiler can't simplify it away."""
 
 import torch
 
 
 def after(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """`tensor` itself, as a value that can't be known before `other` is.
+    """`tensor` itself, as a value that can't be computed before `other` is.
 
-    XLA takes its optimisation barriers out before it schedules on the CPU, and torch has no word
-    for one.
+    XLA removes its optimisation barriers before it schedules on the CPU, and torch has no operation
+    for a barrier.
     """
     first = other.reshape(-1)[0]
-    # This is never true, and nothing that XLA simplifies.
+    # This is never true, but XLA can't simplify it.
     never = first.isnan() & first.isinf()
     return tensor.masked_fill(never, 0)

@@ -1,7 +1,8 @@
-"""Between a script, which has its own host's rows, and its engine, which has those of all hosts.
+"""Conversions between a script, with its own host's rows, and its engine, with all hosts' rows.
 
-A loss of a host's own rows is that host's own, and so are the gradients behind it, as on a
-DeepSpeed rank. They become those of the mean over hosts where they reach what all hosts have.
+A loss of a host's own rows belongs to that host, and so do the gradients behind it, as on a
+DeepSpeed rank. Where they reach tensors of all hosts, they become the gradients of the mean over
+hosts.
 """
 
 from typing import cast
@@ -32,7 +33,7 @@ def to_all_rows(tensor: torch.Tensor, dim: int, across: Across) -> torch.Tensor:
 
 
 def keep_same(tensor: torch.Tensor, across: Across) -> torch.Tensor:
-    """What all hosts have the same, to be computed with; its gradient is the mean over hosts."""
+    """A copy of a tensor that is the same on all hosts; its gradient is the mean over hosts."""
     return _crossed(tensor, arrays.fresh, across.mean)
 
 

@@ -1,4 +1,4 @@
-"""Ranges of integers whose step is no integer."""
+"""Ranges of integers with a fractional step."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from spmdzero.errors import SpmdZeroRuntimeError
 
 
 def require_step(start: Any, end: Any, step: Any, dtype: torch.dtype | None) -> None:
-    """Refuses a `torch.arange` whose step is cut to 0, by which torch and torch_xla divide.
+    """Refuses a `torch.arange` whose step is cut to 0: torch and torch_xla would divide by it.
 
-    torch ends the process there where `dtype` has 64 bits, torch_xla with any integers.
+    torch ends the process there if `dtype` has 64 bits, torch_xla with any integers.
 
     Raises:
-        SpmdZeroRuntimeError: names the step.
+        SpmdZeroRuntimeError: the step is cut to 0; the error names it.
     """
     if dtype is None or dtype.is_floating_point or dtype.is_complex or not step or int(step):
         return

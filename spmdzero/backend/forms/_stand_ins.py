@@ -1,4 +1,4 @@
-"""What is computed from inputs without data: it must not outlive the trace that it was made in."""
+"""Tensors computed from inputs without data, which must not outlive the trace that made them."""
 
 import contextlib
 import gc
@@ -17,28 +17,29 @@ class Kept(Protocol):
         """Whether any traced tensor is alive."""
 
     def replace(self) -> None:
-        """Puts values in the place of all of them."""
+        """Replaces all of them with tensors that have values."""
 
 
 @contextlib.contextmanager
 def nothing_outlives(watch: Callable[[], Kept]) -> Iterator[None]:
-    """Around a trace: see `Compiler.no_stand_in_left`.
+    """Context around a trace: see `Compiler.no_stand_in_left`.
 
     Args:
-        watch: begins to watch what is made from then on.
+        watch: starts watching the tensors that are made from then on.
 
     Raises:
-        StandInKeptError: something had to be taken from somebody who kept it.
+        StandInKeptError: some code kept such a tensor, which was taken from it.
     """
     collects = gc.isenabled()
-    # What it would let go of meanwhile would be missing from a count of what there was before.
+    # A collection during the trace would falsify the count of tensors that existed before it.
     gc.disable()
     try:
         kept = watch()
         try:
             yield
         except BaseException as error:
-            # Whoever keeps the error, as Jupyter does, would keep the frames that it came through.
+            # Whoever keeps the error, as Jupyter does, would keep the frames that it passed
+            # through.
             for frame, _ in traceback.walk_tb(error.__traceback__):
                 _empty(frame)
             _take_back(kept)
@@ -65,5 +66,5 @@ def _empty(frame: types.FrameType) -> None:
         frame.clear()
     except RuntimeError:
         return  # running
-    # Read once, the locals of a frame are kept as a dict, which reading them again empties.
+    # Python keeps a frame's locals as a dict once they were read; reading them again empties it.
     _ = frame.f_locals

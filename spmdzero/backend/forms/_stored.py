@@ -1,4 +1,4 @@
-"""Tensors in the form in which a layout stores them: whole, a shard of a dim, or flat."""
+"""Tensors as a layout stores them: whole, sharded along a dim, or flat."""
 
 import math
 
@@ -11,7 +11,7 @@ from spmdzero.plan import Layout
 
 
 def store(mesh: Mesh, tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """A copy of a whole tensor in the form that `layout` stores: padded flat, or a shard."""
+    """A copy of a whole tensor as `layout` stores it: padded flat, a shard, or whole."""
     if layout.kind == "flat":
         tensor = F.pad(tensor.reshape(-1), (0, layout.stored[0] - tensor.numel()))
     else:
@@ -28,7 +28,7 @@ def gather(mesh: Mesh, stored: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 def relaid(mesh: Mesh, stored: torch.Tensor, *, now: Layout, to: Layout) -> torch.Tensor:
-    """A copy of what is stored as `now` says, in the form that `to` stores."""
+    """A copy of a tensor stored as `now` says, in the form that `to` stores."""
     if (to.kind, to.placement.dim) == (now.kind, now.placement.dim):
         return mesh.mark(arrays.fresh(stored), to.spec)
     whole = gather(mesh, stored, now) if now.is_sharded else stored
@@ -36,5 +36,5 @@ def relaid(mesh: Mesh, stored: torch.Tensor, *, now: Layout, to: Layout) -> torc
 
 
 def stored_zeros(mesh: Mesh, layout: Layout, dtype: torch.dtype) -> torch.Tensor:
-    """Zeros in the form in which `layout` stores a tensor."""
+    """Zeros in the form that `layout` stores."""
     return mesh.zeros(layout.stored, dtype, layout.spec)

@@ -1,4 +1,4 @@
-"""Walks whatever a module takes and returns, and swaps its tensors, keeping every container."""
+"""Walks the inputs and outputs of a module, and replaces tensors while keeping every container."""
 
 import copy
 import dataclasses
@@ -20,13 +20,13 @@ class Replicated:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """A global tensor whose dim `dim` is the batch, of all devices together.
+    """A global tensor whose dim `dim` is the batch of all devices together.
 
     Attributes:
         shared: whether each device takes its own rows; else each takes all of them, because the
             devices can't share them equally.
-        joined: how many batches of equal size stand in it one after the other, each of whose rows
-            the devices share.
+        joined: number of batches of equal size that stand in it one after the other; the devices
+            share the rows of each.
     """
 
     tensor: torch.Tensor
@@ -49,7 +49,7 @@ def map_tensors(tree: Any, function: Callable[[str, Any], Any], path: str = "") 
 
     Walks dicts and other mappings, lists, tuples, named tuples, dataclasses (Hugging Face's
     outputs among them) and, as the last resort, the attributes of plain objects (a key-value
-    cache). What holds no tensor that changes is returned itself.
+    cache). A container none of whose tensors changes is returned itself.
     """
     return _map(tree, function, path, set())
 
@@ -108,7 +108,7 @@ def _map_object(tree: Any, visit: Callable[[object, Any], Any]) -> Any:
 
 
 def device_types(tree: Any) -> set[str]:
-    """The types of device, such as ``"cpu"``, of the tensors of a dim or more in `tree`.
+    """The device types, such as ``"cpu"``, of the tensors in `tree` that have dims.
 
     A 0-dim tensor doesn't count: torch moves such a number by itself.
     """

@@ -1,4 +1,4 @@
-"""A backward that is differentiated in its turn, of what has a backward of its own."""
+"""Differentiable gradients of operations that have a backward of their own."""
 
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -13,18 +13,18 @@ def gradients_with_graph(
 ) -> list[torch.Tensor | None]:
     """The gradients of `function(*tensors)`, as differentiable as `function` is.
 
-    What computes its gradient by a program of its own, whose operations autograd doesn't know,
+    An operation that computes its gradient by a program of its own, which autograd doesn't know,
     returns these where `create_graph=True` is asked for.
 
     Args:
-        function: in torch's operations.
+        function: made of torch's operations.
         tensors: its inputs.
-        grad: of what it returns.
+        grad: the gradient of its result.
 
-    Returns for each input its gradient, None where it has none.
+    Returns the gradient of each input, None where it has none.
     """
     with torch.enable_grad():
-        # One may be computed from another, or be the same: each of these has uses here only.
+        # Inputs may be computed from each other, or be the same: these views are used only here.
         ways = [tensor.view_as(tensor) for tensor in tensors]
         made = function(*ways)
         wanted = [way for way in ways if way.requires_grad]
@@ -35,7 +35,7 @@ def gradients_with_graph(
 
 
 def refuse_graph() -> NoReturn:
-    """Raises SpmdZeroUsageError for a `.grad` that is to be differentiated."""
+    """Raises SpmdZeroUsageError: `.grad` can't be differentiated."""
     raise SpmdZeroUsageError(
         "backward(create_graph=True): the .grad of an engine's parameter is kept as shards and has "
         "no graph. Ask for the gradients that you differentiate by torch.autograd.grad(loss, "

@@ -1,1 +1,1 @@
-"""Processes of one job, one per host: how they find, join, watch and agree with each other."""
+"""Processes of one job, one per host: how they meet, join, watch each other and agree."""

@@ -1,15 +1,15 @@
-"""What all hosts do together, in one order: whether this one does what another does."""
+"""Joint operations, which all hosts do in one order: compares this host with others."""
 
 import hashlib
 
 CAME = "came to"
-"""So begins what is said of a host that lives, and isn't where the others are."""
-# What a host came to, of which it knows that many.
+"""The word by which a message says that a live host is elsewhere than the others."""
+# Number of latest operations that a host remembers.
 _REMEMBERED = 256
 
 Place = tuple[int, str, str, str]
-"""How many things a host came to, the latest, a digest of all in their order, and file and line of
-the user's code that the latest is of; empty where none is known."""
+"""A host's latest joint operation: the number of operations so far, the latest one's name, a digest
+of all in order, and the file and line of the user's code of the latest, empty where unknown."""
 START: Place = (0, "", "", "")
 _CAUSE = (
     "The likely cause: something that only some hosts do, such as `if rank == 0: "
@@ -18,10 +18,10 @@ _CAUSE = (
 
 
 class Joint:
-    """Takes note of what this host came to.
+    """Records the joint operations of this host.
 
     Attributes:
-        latest: where it is.
+        latest: the place that this host has reached.
     """
 
     def __init__(self) -> None:
@@ -30,10 +30,10 @@ class Joint:
         self._past: dict[int, tuple[str, str, str]] = {}
 
     def come_to(self, what: str, *, part: bool = False, where: str = "") -> None:
-        """The next of them; one that is part of what came before is told with it.
+        """Records the next joint operation; a `part` of the one before is named together with it.
 
-        Hosts that do the same in other lines of their scripts, of which `where` is one, do the
-        same.
+        `where` is the line of the user's code. It isn't compared: hosts may do the same on
+        different lines.
         """
         if not part:
             self._around = what
@@ -43,15 +43,15 @@ class Joint:
         digest = hashlib.sha256(f"{before} {what}".encode()).hexdigest()[:8]
         number += 1
         self._past[number] = what, digest, where
-        # One host may be ahead of another, as programs start before others have ended.
+        # Hosts may be apart by some programs, which start before others have ended.
         self._past.pop(number - _REMEMBERED, None)
         self.latest = number, what, digest, where
 
     def apart(self, place: Place, *, here: str) -> str:
-        """What is said of a host that does something else; nothing where it does the same.
+        """A message that another host does something else; empty where it does the same.
 
         Args:
-            place: where that host is, ahead or behind.
+            place: of the other host, ahead or behind.
             here: this host, as the message names it.
         """
         number, theirs, digest, there = place
@@ -59,7 +59,7 @@ class Joint:
         if mine != theirs:
             found = f"{CAME} {theirs}{at(there)}, {here} to {mine}{at(line)}: they never meet"
         elif own != digest:
-            # What they exchanged was not the same, and neither has waited for the other.
+            # The values that they exchanged differed, and neither host has waited for the other.
             found = f"{CAME} {theirs}{at(there)} by another way than {here}{at(line)}"
         else:
             return ""
@@ -70,5 +70,5 @@ class Joint:
 
 
 def at(where: str) -> str:
-    """A line of the user's code, as it stands after what happens there."""
+    """A line of the user's code in parentheses, as a suffix; empty if it isn't known."""
     return where and f" ({where})"

@@ -1,4 +1,4 @@
-"""Processes that a launcher started: the group that its variables describe."""
+"""Processes that a launcher started, and the group that its environment variables describe."""
 
 import datetime
 import os
@@ -18,7 +18,7 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def _timeout() -> datetime.timedelta:
-    """What DeepSpeed's variable says; raises UsageValueError."""
+    """The time limit that DEEPSPEED_TIMEOUT sets; raises UsageValueError."""
     given = os.environ.get("DEEPSPEED_TIMEOUT", "10")
     if not given.strip().isdecimal() or int(given) == 0:
         raise UsageValueError(
@@ -32,30 +32,30 @@ TIMEOUT = _timeout()
 
 
 def is_launched() -> bool:
-    """Whether a launcher's environment places this process, alone or among others."""
+    """Whether a launcher started this process, alone or among others."""
     return all(name in os.environ for name in _VARIABLES)
 
 
 def has_peers() -> bool:
-    """Whether a launcher's environment names other processes."""
+    """Whether a launcher started other processes beside this one."""
     return is_launched() and os.environ["WORLD_SIZE"] != "1"
 
 
 def join_launched(timeout: datetime.timedelta = TIMEOUT) -> bool:
-    """Makes the gloo group of a launcher's processes, unless there is one.
+    """Creates the gloo group of a launcher's processes, unless there is a group.
 
     Args:
-        timeout: of one collective, and for all of them to come.
+        timeout: of the roll call, and of each collective of the group.
 
     Returns whether there are other processes.
 
     Raises:
-        SpmdZeroRuntimeError: some haven't come.
+        SpmdZeroRuntimeError: some processes haven't come.
     """
     if not dist.is_initialized():
         if not has_peers():
             return False
-        # It holds the store until torch's own stands on the same server.
+        # This variable keeps the store until torch has its own store on the same server.
         store = _roll_call(timeout)
         with without_gloos_lines(), meeting(timeout):
             dist.init_process_group(GLOO, timeout=timeout)
@@ -70,10 +70,10 @@ def _roll_call(timeout: datetime.timedelta) -> Any:
 
 
 def call_roll_at(init_method: str, *, rank: int, count: int, timeout: datetime.timedelta) -> Any:
-    """Waits until all have come to an address ``tcp://host:port``; see `call_roll`.
+    """Waits until all processes have come to ``tcp://host:port``; see `call_roll`.
 
-    Returns the store, which is to be kept until torch has made its own there; None for another
-    `init_method`, by which torch itself waits.
+    Returns the store, which must live until torch has made its own there; None for another
+    `init_method`, with which torch itself waits.
     """
     parts = urllib.parse.urlsplit(init_method)
     if parts.scheme != "tcp" or not parts.hostname or not parts.port or rank < 0 or count < 2:
@@ -89,13 +89,29 @@ def call_roll_at(init_method: str, *, rank: int, count: int, timeout: datetime.t
 
 
 def own_host() -> str:
-    """In the first process, how the others reach its host."""
-    # By definition the launcher's variable names the host of the first process.
+    """The address by which the others reach the first process's host; called in that process."""
+    # The launcher's variable names the host of the first process by definition.
     return os.environ.get("MASTER_ADDR") or socket.gethostbyname(socket.gethostname())
 
 
 def free_port() -> int:
-    """A port of this machine that nothing listens on."""
+    """A port of this machine on which nothing listens."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return probe.getsockname()[1]
+
+
+def name_the_only_process(*, port: int) -> None:
+    """Sets the variables of a launcher for a lone process.
+
+    Scripts read them; DeepSpeed sets them, too (comm/comm.py, mpi_discovery). Does nothing in a
+    launcher's only process, whose port is in use.
+
+    Args:
+        port: MASTER_PORT, on which nothing listens unless another process connects to this one.
+    """
+    if is_launched() and "LOCAL_RANK" in os.environ:
+        return
+    only = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}
+    os.environ.update({name: str(value) for name, value in only.items()})
+    os.environ["MASTER_PORT"] = str(port)

@@ -1,4 +1,4 @@
-"""How long processes wait for each other before they can watch each other."""
+"""A time limit for processes that wait for each other and can't watch each other yet."""
 
 import contextlib
 import datetime
@@ -9,16 +9,16 @@ from collections.abc import Iterator
 
 from spmdzero.backend.hosts._watch import STATUS
 
-# After the time limit of what is waited for, which says more where it holds.
+# Seconds after the time limit of the operation itself, whose error says more.
 _LATER = 5.0
 
 
 @contextlib.contextmanager
 def meeting(timeout: datetime.timedelta) -> Iterator[None]:
-    """Ends this process where the body takes longer: the others can't be told, nor asked.
+    """Ends this process if the body takes longer: it can neither ask nor tell the others.
 
     torch's store waits for ever for the answer of a process that stands still: its own time limit
-    is for one that isn't there.
+    holds only for a process that isn't there.
     """
     seconds = timeout.total_seconds()
     timer = threading.Timer(seconds + _LATER, _end, args=(seconds,))

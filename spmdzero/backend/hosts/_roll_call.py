@@ -1,7 +1,7 @@
-"""Waiting for the other hosts of a job to come: says for whom, and ends by Ctrl-C.
+"""Waiting for the other hosts of a job: it names the missing ones, and Ctrl-C ends it.
 
-torch waits in C++, silent and deaf to signals. So a thread of its own talks to the store in which
-every host writes that it is here, and this one waits in slices.
+torch waits in C++, prints nothing and ignores signals. So another thread talks to the store, in
+which every host writes that it is here, and this thread waits in slices.
 """
 
 import contextlib
@@ -21,10 +21,11 @@ from spmdzero._to_launcher import tell
 from spmdzero.errors import SpmdZeroRuntimeError
 
 HOSTS = "SPMDZERO_HOSTS"
-"""Variable in which a launcher names the hosts, with commas between them."""
-# Seconds of waiting after which it is said, and between two lines; those of one slice.
+"""The variable in which a launcher lists the names of the hosts, separated by commas."""
+# Seconds until the first message, between two messages, and of one slice of waiting.
 _FIRST, _EACH, _SLICE = 5.0, 30.0, 0.2
-# Seconds between two questions to the store; which of a thousand hosts are missing costs more.
+# Seconds between two questions to the store. Asking which of a thousand hosts are missing costs
+# more, and is done less often.
 _PAUSE, _LOOK = 0.05, 1.0
 _CONNECT = 2.0
 _SHOWN = 8
@@ -43,11 +44,11 @@ def call_roll(
     After 5 s, and then each 30 s, it says on stderr which hosts are missing.
 
     Args:
-        connect: makes the store, and may wait for the first host as long as it likes.
+        connect: creates the store, and may wait as long as it likes for the first host.
         rank: of this host.
-        count: of all hosts.
-        where: they are waited for, as in ``"at worker-0:29500"``.
-        timeout: for all of it.
+        count: number of hosts.
+        where: the meeting place, as in ``"at worker-0:29500"``.
+        timeout: of the whole call.
 
     Raises:
         SpmdZeroRuntimeError: hosts are missing after `timeout`; it names them.
@@ -55,7 +56,7 @@ def call_roll(
     call = _Call(connect, rank, count)
 
     def late() -> SpmdZeroRuntimeError:
-        # The launcher goes by that where it starts again without a host.
+        # The launcher reads this when it starts again without a host.
         tell("blames", [call.missing[0], False])
         return SpmdZeroRuntimeError(
             f"{_named(call.missing, count)} didn't come {where} in {timeout.total_seconds():g} s "
@@ -83,16 +84,16 @@ def in_slices(
     timeout: datetime.timedelta,
     late: Callable[[], Exception],
 ) -> Any:
-    """What `call` returns, which waits in C++; this thread hears Ctrl-C meanwhile.
+    """The result of `call`, which waits in C++; meanwhile this thread hears Ctrl-C.
 
-    After 5 s, and then each 30 s, it says on stderr that it waits.
+    After 5 s, and then every 30 s, it says on stderr that it waits.
 
     Args:
-        call: runs in a thread of its own, and goes on there where this one leaves.
-        name: the thread's.
-        what: says at any time what is waited for.
-        timeout: for all of it.
-        late: makes what is raised after `timeout`.
+        call: runs in another thread, and goes on there after this one has left.
+        name: of the thread.
+        what: returns the description of the wait at any time.
+        timeout: of the whole call.
+        late: creates the error that is raised after `timeout`.
     """
     returned, raised = list[Any](), list[BaseException]()
 
@@ -122,9 +123,9 @@ def in_slices(
 
 
 def tcp_store(address: str, port: int, *, rank: int, timeout: datetime.timedelta) -> Any:
-    """The store that torch makes at this address, which the first process keeps.
+    """The store that torch makes at this address; the first process serves it.
 
-    torchrun keeps it itself, and says so by a variable.
+    Under torchrun the agent serves it, and an environment variable says so.
     """
     keeps = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     if not keeps:
@@ -135,13 +136,13 @@ def tcp_store(address: str, port: int, *, rank: int, timeout: datetime.timedelta
         is_master=keeps,
         timeout=timeout,
         wait_for_workers=False,
-        # torch's own, made next, is served by this one.
+        # The store that torch makes next shares this server.
         multi_tenant=True,
     )
 
 
 def _await_listener(address: str, port: int, timeout: datetime.timedelta) -> None:
-    """torch's client prints its frames where nobody listens yet."""
+    """Waits for a listener: without one, torch's client prints its stack frames."""
     deadline = time.monotonic() + timeout.total_seconds()
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
@@ -157,28 +158,28 @@ def _named(ranks: Sequence[int], count: int) -> str:
 
 
 class _Call:
-    """What talks to the store, in a thread of its own.
+    """Talks to the store in another thread.
 
     Attributes:
-        missing: ranks of hosts that haven't come yet, as far as is known.
-        left: whether nobody waits for it any more.
+        missing: ranks of the hosts that haven't come yet, as far as is known.
+        left: whether the caller has stopped waiting.
     """
 
     def __init__(self, connect: Callable[[], Any], rank: int, count: int) -> None:
         self._connect, self._rank = connect, rank
         self._others = [other for other in range(count) if other != rank]
-        # Nothing is known of the rest before the first has answered.
+        # Before the first host has answered, nothing is known of the others.
         self.missing = self._others if rank == 0 else [0]
         self.left = False
 
     def run(self) -> Any:
-        """The store, once all have come."""
+        """Waits until all hosts have come, and returns the store."""
         store = self._connect()
         store.set(_key(self._rank), "here")
         self.missing, looked = self._others, time.monotonic()
         while not self.left and not store.check([_key(rank) for rank in self.missing]):
             if time.monotonic() - looked > _LOOK:
-                # Where the last have come meanwhile, the next question finds them all here.
+                # If the last ones came meanwhile, keep the list: the next question finds them all.
                 missing = [rank for rank in self.missing if not store.check([_key(rank)])]
                 self.missing, looked = missing or self.missing, time.monotonic()
             time.sleep(_PAUSE)

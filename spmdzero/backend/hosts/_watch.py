@@ -1,10 +1,10 @@
-"""Which hosts still live: one that dies, fails or freezes ends the others, with its name.
+"""Watches which hosts live: if one dies, fails or freezes, the others name it and end.
 
-Each process tells a small store of torch's, which the first one keeps, twice a second or so how it
-is, and reads how the next few are, and whether anybody has found one to be gone: of a thousand
-hosts each would otherwise read a thousand signs, and the store couldn't answer. Where the devices
-wait for a host that will never come, no exception can reach the thread that waits: so a thread of
-its own says what happened, and ends the process.
+Each process writes its state to a small store of torch's, which the first process serves, about
+twice a second. It reads the states of its next few neighbours, and whether any process has found a
+host to be gone: if each of a thousand hosts read a thousand states, the store couldn't answer.
+Where the devices wait for a host that will never come, no exception can reach the waiting thread:
+so another thread prints what happened, and ends the process.
 """
 
 import contextlib
@@ -21,28 +21,28 @@ from spmdzero._to_launcher import tell
 from spmdzero.backend.hosts._joint import CAME, START, Joint, Place, at
 
 STATUS = 75
-"""With which a process ends because another one has; sysexits.h: a failure that may pass."""
+"""Exit status of a process that ends because of another; in sysexits.h a failure that may pass."""
 DEFAULT_TIMEOUT = 60.0
 ALIVE, _DONE, _FAILED, _BLAMES = "alive", "done", "failed", "blames"
-# A host of which a connection broke has to be silent for so many beats only.
+# Beats of silence that are enough to blame a host once a connection has broken.
 _SUSPECTED = 6
-# Hosts that each listens to, beside the first: one of them ends where its neighbours end, too.
+# Number of neighbours that each host listens to beside the first: if one ends, so do they.
 _NEIGHBOURS = 8
 VERDICT = "verdict"
-"""Where in the store stands what anybody has found; it says that all are well at first."""
+"""Key of the store's verdict: a sign that blames a host, or at first that all are well."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sign:
-    """What a process tells the others.
+    """The state that a process tells the others.
 
     Attributes:
-        state: alive, done, failed, or ending because it blames another.
-        detail: why.
-        blamed: the host that is gone.
-        by: who says so.
-        joint: what it came to that all hosts do together.
-        count: another at each beat.
+        state: alive, done, failed, or ending because it blames another host.
+        detail: the reason.
+        blamed: rank of the host that is gone.
+        by: rank of the process that says so.
+        joint: the process's place among the joint operations.
+        count: number of the beat, so that each sign differs from the one before.
     """
 
     state: str
@@ -53,31 +53,31 @@ class Sign:
     count: int = 0
 
     def to_json(self) -> str:
-        """As the store keeps it."""
+        """The sign as text for the store."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: bytes) -> "Sign":
-        """What `to_json` wrote."""
+        """The sign that `to_json` wrote."""
         found = json.loads(text)
         return cls(**found | {"joint": tuple(found["joint"])})
 
 
 class Watch:
-    """Beats for this process, and listens to others: of up to nine hosts, to all.
+    """Sends the beats of this process to all, and listens to those of up to nine hosts.
 
     Args:
-        store: torch's `TCPStore` of all processes; the first one keeps it.
+        store: torch's `TCPStore` of all processes; the first one serves it.
         rank: of this process.
-        names: of the hosts.
+        names: of the hosts, by rank.
 
     Attributes:
-        timeout: seconds in which a host must give a sign of life.
-        newest: finds the checkpoint that an error names; None where there is none.
+        timeout: seconds without a sign of life after which a host is gone.
+        newest: finds the checkpoint that an error names; returns None where there is none.
         failed: whether this process ends by an exception of its own.
-        waits_since: when it began to wait for what all hosts do together; None while it doesn't.
-        latest: when the latest program was started, and whether it still runs.
-        joint: what this process came to that all hosts do together.
+        waits_since: when it began to wait for a joint operation; None while it doesn't wait.
+        latest: when the latest program was started, and a function that says whether it still runs.
+        joint: the joint operations of this process.
     """
 
     def __init__(self, store: Any, *, rank: int, names: list[str]) -> None:
@@ -106,7 +106,7 @@ class Watch:
         return min(max(self.timeout / 60, 0.1), 0.5)
 
     def start(self) -> None:
-        """Starts both threads: the one that talks to the store may stand still with it."""
+        """Starts two threads: one talks to the store, which may freeze, the other judges."""
         self._threads = [
             threading.Thread(target=target, name="spmdzero-watch", daemon=True)
             for target in (self._beat_on, self._judge_on)
@@ -115,7 +115,7 @@ class Watch:
             thread.start()
 
     def beat(self) -> None:
-        """Tells how this process is, and takes down how the others are."""
+        """Writes the state of this process to the store, and reads the states of the others."""
         peers = list(self._heard)
         with self._lock:
             self._count += 1
@@ -123,7 +123,8 @@ class Watch:
             own = dataclasses.replace(self._own, **more)
             self._store.set(f"host/{self._rank}", own.to_json())
             if own.state in (_FAILED, _BLAMES):
-                # Of several that come at once one stays, and each names a host that is gone.
+                # If several processes write at once one verdict stays, and each names a host that
+                # is gone.
                 self._store.set(VERDICT, own.to_json())
             *told, verdict = self._store.multi_get([*(f"host/{p}" for p in peers), VERDICT])
         now = time.monotonic()
@@ -132,7 +133,7 @@ class Watch:
             sign = Sign.from_json(text)
             if self._said.get(peer) != sign:
                 self._said[peer], self._heard[peer] = sign, now
-        # The first process has answered, whatever it says of itself.
+        # The first process served this answer, whatever its own sign says.
         self._heard[0] = now
 
     def _beat_on(self) -> None:
@@ -149,7 +150,7 @@ class Watch:
         while not self._ended:
             now = time.monotonic()
             if now - looked > self.timeout / 2:
-                # This process stood still itself, as all do after Ctrl-Z.
+                # This process itself stood still, as all do after Ctrl-Z.
                 self._heard = dict.fromkeys(self._heard, now)
             looked, found = now, self.verdict()
             if found is not None:
@@ -157,7 +158,7 @@ class Watch:
             time.sleep(self.pause / 2)
 
     def verdict(self) -> tuple[int, str] | None:
-        """The host that is gone, and why; None where all are well."""
+        """The rank of the host that is gone, and the reason; None where all are well."""
         if self._ended or self._own.state != ALIVE:
             return None
         said = dict(self._said)
@@ -202,8 +203,8 @@ class Watch:
                 config = f'"spmd": {{"timeout": {allowed:g}}}'
                 return peer, f"is gone: it gave no sign of life for {allowed:g} s ({config})"
             if peer == 0 != self._rank and now - heard > self.pause * 4:
-                # It keeps the store: who can't ask it knows nothing of the rest. The first process
-                # itself can't ask where its network is lost, and hears of nobody then.
+                # The first process serves the store: a host that can't ask it knows nothing of the
+                # rest. And the first process itself, if its network is lost, hears of nobody.
                 break
         return None
 
@@ -211,7 +212,7 @@ class Watch:
         return peer in self._said and self._said[peer].state == _DONE
 
     def stop(self, peer: int, why: str) -> None:
-        """Says which host is gone, and ends this process."""
+        """Prints which host is gone, and ends this process."""
         self._ended = True
         self._tell_last(Sign(_BLAMES, why, peer))
         newest = None
@@ -229,11 +230,11 @@ class Watch:
             sys.stdout.flush()
             sys.stderr.flush()
         tell("blames", [peer, CAME in why])
-        # The device runtime would wait at its end for the host that is gone, and then abort.
+        # At its end the device runtime would wait for the host that is gone, and then abort.
         os._exit(STATUS)
 
     def end_by(self, error: BaseException) -> None:
-        """This process is about to end by an exception of its own."""
+        """Tells the others that this process is about to end by an exception of its own."""
         if os.getpid() != self._process or self._ended:
             return
         self.failed = True
@@ -242,39 +243,39 @@ class Watch:
         self._tell_last(Sign(_FAILED, f"it failed: {said}"))
 
     def suspect(self) -> None:
-        """Something says that a host is lost: a few beats of silence are enough from now on."""
+        """Allows only a few beats of silence from now on: something says that a host is lost."""
         self._suspects = True
 
     def await_verdict(self) -> None:
-        """Something says that a host is lost: returns only where none is found to be."""
+        """Waits for a verdict after a sign that a host is lost; returns only if there is none."""
         if os.getpid() != self._process:
             return
         self.suspect()
         deadline = time.monotonic() + min(self.timeout, 2 * self.pause * _SUSPECTED)
         while time.monotonic() < deadline:
-            # The thread that finds it ends the process.
+            # The judging thread ends the process if it finds one.
             time.sleep(self.pause)
 
     def leave(self) -> None:
-        """At the end of the process: the others don't wait for it."""
+        """Tells the others, at the end of this process, not to wait for it."""
         if os.getpid() == self._process and not self._ended and not self.failed:
             self._tell_last(Sign(_DONE))
             self._ended = True
             for thread in self._threads:
-                # A thread that comes back from the store while Python takes itself apart is ended
-                # in the midst of C++, which aborts the process.
+                # Python ends a thread that comes back from the store during its shutdown in the
+                # midst of C++, which aborts the process.
                 thread.join(self.pause * 4)
 
     def _tell_last(self, sign: Sign) -> None:
         self._own = sign
         if self._lost_store:
             return
-        # The store may be gone, or stand still with the host that keeps it.
+        # The store may be gone, or freeze with the host that serves it.
         telling = threading.Thread(target=self._beat_quietly, daemon=True)
         telling.start()
         telling.join(self.pause * 4)
         if self._rank == 0:
-            # It keeps the store, in which the others are to read this.
+            # This process serves the store, in which the others still have to read the sign.
             time.sleep(self.pause * 4)
 
     def _beat_quietly(self) -> None:

@@ -1,4 +1,4 @@
-"""The watch of this process, where it has peers: begun, and told what it can't see itself."""
+"""The watch of this process if it has peers: its start, and events that it has to be told."""
 
 import atexit
 import contextlib
@@ -21,7 +21,7 @@ from spmdzero.backend.hosts._roll_call import call_roll
 from spmdzero.backend.hosts._watch import ALIVE, DEFAULT_TIMEOUT, VERDICT, Sign, Watch
 from spmdzero.errors import SpmdZeroError
 
-# The store is there when the others hear of it.
+# The others learn its address once the store is there.
 _CONNECTING = datetime.timedelta(minutes=1)
 
 _watch: Watch | None = None
@@ -29,12 +29,12 @@ _timeout = DEFAULT_TIMEOUT
 
 
 def watch() -> Watch | None:
-    """That of this process, None where it is alone."""
+    """The watch of this process, None where it is alone."""
     return _watch
 
 
 def watch_with(*, timeout: float) -> None:
-    """Has a host be gone that gave no sign of life for `timeout` seconds, now or once there are."""
+    """Sets the seconds without a sign of life after which a host is gone, now or at the start."""
     global _timeout
     _timeout = timeout
     if _watch is not None:
@@ -43,7 +43,7 @@ def watch_with(*, timeout: float) -> None:
 
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
-    """Around what ends only when other hosts come to it too."""
+    """Context around a wait that ends only when other hosts come to it too."""
     if _watch is None:
         yield
         return
@@ -55,17 +55,17 @@ def waiting() -> Iterator[None]:
 
 
 def note_started(runs: Callable[[], bool]) -> None:
-    """Takes note of a program of all hosts' devices; `runs` says whether it still does."""
+    """Records a program that all hosts' devices run; `runs` says whether it still runs."""
     if _watch is not None:
         _watch.latest = time.monotonic(), runs
 
 
 def note_joint(what: str, *, part: bool = False) -> None:
-    """Takes note of what this process came to that all hosts do together, in one order.
+    """Records a joint operation of this process, which all hosts do in one order.
 
     Args:
-        what: that is.
-        part: whether it belongs to what came before, as a program to the batch that it is run for.
+        what: its name.
+        part: whether it belongs to the one before, as a program to the batch that it runs for.
     """
     if _watch is not None:
         place = user_place()
@@ -73,15 +73,15 @@ def note_joint(what: str, *, part: bool = False) -> None:
 
 
 def begin() -> None:
-    """Has the hosts of torch.distributed's group watch each other; every process calls it.
+    """Makes the hosts of torch.distributed's group watch each other; every process calls it.
 
-    The device runtime waits for minutes for a host that is gone while they connect.
+    While hosts connect, the device runtime waits for minutes for a host that is gone.
     """
     global _watch
     if _watch is not None or dist.get_world_size() == 1:
         return
     rank = dist.get_rank()
-    # A host may come later by what its script does before, for which a group has a limit.
+    # A host may be late because of work that its script does before; the group's limit allows it.
     limit = _limit_of_group()
     call_roll(
         dist.distributed_c10d._get_default_store,
@@ -101,13 +101,13 @@ def begin() -> None:
 
 
 def _limit_of_group() -> datetime.timedelta:
-    """How long a collective of torch.distributed's group waits."""
+    """The time limit of a collective of torch.distributed's group."""
     gloo = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
     return gloo.options._timeout
 
 
 def _connected(rank: int) -> tuple[Any, list[str]]:
-    """The store of all processes, in which each has given a sign, and the names of their hosts."""
+    """The store of all processes, after each has written a sign, and the names of their hosts."""
     store: Any = None
     told: list[Any] = [None]
     if rank == 0:
@@ -130,11 +130,11 @@ def _hook(mine: Watch) -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         may_be_anothers = _may_be_anothers(error)
         if may_be_anothers:
-            # Where a host is lost, this process ends there, by the sentence that names it. Frames
-            # of gloo's would stand after it.
+            # If a host is lost, this process ends here with the sentence that names the host.
+            # Gloo's stack frames would come after it.
             mine.await_verdict()
         try:
-            # On a full disk this fails, where stderr is a file there.
+            # This fails on a full disk, if stderr is a file there.
             before(kind, error, trace)
         finally:
             mine.end_by(error)
@@ -143,7 +143,7 @@ def _hook(mine: Watch) -> None:
 
 
 def _may_be_anothers(error: BaseException) -> bool:
-    """Whether it is how a lost host looks to the runtimes that talk to it."""
+    """Whether the runtimes raise such an error when a host that they talk to is lost."""
     text = str(error).lower()
     known = not isinstance(error, SpmdZeroError) and isinstance(error, RuntimeError)
     return known and any(word in text for word in ("gloo", "connection", "socket", "peer"))

@@ -1,4 +1,4 @@
-"""What has to be the same on all hosts: compared before anything depends on it."""
+"""Comparing values that must be the same on all hosts, before anything depends on them."""
 
 import hashlib
 import json
@@ -18,20 +18,20 @@ _NAMED = 3
 def require_agreement(
     what: str, own: Mapping[str, str], *, fix: str, digests: bool = False
 ) -> None:
-    """Returns if every host has the same; each must come here.
+    """Checks that every host has the same values; each host must call it.
 
     Args:
-        what: that is, such as ``"the config"``.
-        own: this host's, by names that an error can show.
-        fix: what to do about it.
-        digests: whether what it has are checksums, which tell a reader nothing.
+        what: describes the values, such as ``"the config"``.
+        own: this host's values, by names that an error can show.
+        fix: tells the user what to do about a difference.
+        digests: whether the values are checksums, which tell a reader nothing.
 
     Raises:
-        HostsDifferError: on every host the same one, which names hosts and differences.
+        HostsDifferError: the same on every host; it names hosts and differences.
     """
     if runtime.process_count() == 1:
         return
-    # A thousand hosts that agree say so in a line each; only those that don't exchange all.
+    # A thousand hosts that agree exchange a short digest each, the values only if they differ.
     digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).digest()
     if len(set(gather_objects(digest))) == 1:
         return

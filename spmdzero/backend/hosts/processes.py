@@ -1,4 +1,4 @@
-"""The processes of the job, one per host: whether there are others, and what joins them."""
+"""The processes of the job, one per host: whether there are others, and how they join."""
 
 import datetime
 import logging
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from spmdzero._logging import leave_lines_to_the_first_host
 from spmdzero.backend._current import alone_on_the_cpu, current, runtime
 from spmdzero.backend._quiet import without_gloos_lines
-from spmdzero.backend.hosts import _single_process
+from spmdzero.backend.hosts import _launched as _single_process
 from spmdzero.backend.hosts._launched import (
     GLOO,
     TIMEOUT,
@@ -53,21 +53,21 @@ def join(
     world_size: int = -1,
     named_port: int | None = 29500,
 ) -> None:
-    """Makes the gloo group that moves host objects and CPU tensors, unless there is one.
+    """Creates the gloo group that moves host objects and CPU tensors, unless there is a group.
 
     Processes are found by `init_method`, by the launcher's environment, or by the device runtime.
 
     Args:
-        required: False requires that there is one.
+        required: False requires that there is a group already.
         timeout: of one collective.
         init_method: as in `torch.distributed.init_process_group`, with `rank` and `world_size`.
-        named_port: the MASTER_PORT that a lone process finds in its environment, beside what else
-            scripts read of a launcher; None to leave the environment alone.
+        named_port: the MASTER_PORT that a lone process finds in its environment, with a launcher's
+            other variables; None leaves the environment alone.
 
     Raises:
         SpmdZeroRuntimeError: a device was used already, without SPMD or alone; or a process hasn't
             come within `timeout`.
-        SpmdZeroUsageError: `required` is False, and there is none.
+        SpmdZeroUsageError: `required` is False, and there is no group.
     """
     if required is False and not dist.is_initialized():
         raise SpmdZeroUsageError(
@@ -75,7 +75,7 @@ def join(
             "call spmdzero.init_distributed() first"
         )
     if init_method is not None and not dist.is_initialized():
-        # It holds the store until torch's own stands on the same server.
+        # This variable keeps the store until torch has its own store on the same server.
         store = call_roll_at(init_method, rank=rank, count=world_size, timeout=timeout)
         with without_gloos_lines(), meeting(timeout):
             dist.init_process_group(
@@ -83,7 +83,7 @@ def join(
             )
         del store
     join_launched(timeout)
-    # Only now: a runtime that doesn't find the other devices by itself asks this group.
+    # Start the runtime only now: if it can't find the other devices by itself, it asks the group.
     runtime.start()
     if not dist.is_initialized():
         _make_group(timeout, named_port)
@@ -93,11 +93,11 @@ def join(
 
 
 def _make_group(timeout: datetime.timedelta, named_port: int | None) -> None:
-    """Of the processes that the device runtime found, which may be this one."""
+    """Creates the group of the processes that the device runtime found, or of this one alone."""
     alone = runtime.process_count() == 1
     with without_gloos_lines():
         if alone:
-            # No port is opened for a process that has nobody to talk to.
+            # No port is opened for a process without peers.
             store = dist.HashStore()
             dist.init_process_group(GLOO, store=store, timeout=timeout, rank=0, world_size=1)
         else:
@@ -130,20 +130,20 @@ def connect(*, required: bool | None) -> None:
 
 
 def name_newest(find: Callable[[], str | None]) -> None:
-    """What ends because another host is gone says which checkpoint `find` finds."""
+    """Sets `find`, which finds the checkpoint that is named when another host is gone."""
     watched = watch()
     if watched is not None:
         watched.newest = find
 
 
 def is_alone() -> bool:
-    """Whether nobody has joined this process, and nobody could."""
+    """Whether this process has no peers, and none can join it."""
     joined = dist.is_initialized() or has_peers()
     return not joined and runtime.process_count() == 1
 
 
 def gather_objects(value: _Value) -> list[_Value]:
-    """Each process's `value`, by pickle, in the order of their ranks."""
+    """The `value` of each process, by pickle, in the order of their ranks."""
     join()
     values = [value] * dist.get_world_size()
     note_joint("a comparison of all hosts")
@@ -153,7 +153,7 @@ def gather_objects(value: _Value) -> list[_Value]:
 
 
 def gather_on_first(value: _Value) -> list[_Value] | None:
-    """Each process's `value` on the first, in the order of their ranks; None on the others."""
+    """The `value` of each process in the order of ranks, on the first; None on the others."""
     join()
     first = dist.get_rank() == 0
     values: list[_Value] | None = [value] * dist.get_world_size() if first else None
@@ -164,7 +164,7 @@ def gather_on_first(value: _Value) -> list[_Value] | None:
 
 
 def broadcast(tensor: torch.Tensor) -> None:
-    """Makes a CPU tensor of every process that of the first, in place."""
+    """Overwrites a CPU tensor of every process with the first process's, in place."""
     join()
     note_joint("a broadcast")
     with waiting():
@@ -172,7 +172,7 @@ def broadcast(tensor: torch.Tensor) -> None:
 
 
 def new_group(ranks: list[int]) -> Any:
-    """A group of some processes; every process calls it, members or not."""
+    """A group of some of the processes; every process calls this, member or not."""
     join()
     with without_gloos_lines():
         return dist.new_group(ranks)

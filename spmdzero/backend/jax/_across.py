@@ -1,4 +1,4 @@
-"""From what each host has for itself to what all hosts have, and back."""
+"""Conversions between tensors of one host and tensors that all hosts share."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ class JaxAcross:
 
     Attributes:
         mesh: the devices of all hosts.
-        hosts: how many there are.
+        hosts: the number of hosts.
     """
 
     mesh: jax.sharding.Mesh
@@ -82,7 +82,7 @@ class JaxAcross:
 
 
 def _shared(value: Value, shape: list[int], space: Space) -> Value:
-    """The same array as a value of another space; neither may give its memory away."""
+    """The same array as a value of another space; neither value may be donated."""
     value.uploaded = True
     made = Value(shape, value.dtype, space, array=value.array)
     made.uploaded = True

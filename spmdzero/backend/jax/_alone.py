@@ -1,4 +1,4 @@
-"""A folded function compiled as a program of its own, and started without being recorded."""
+"""Compiling a folded function as a program of its own, which starts without being recorded."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from spmdzero.backend.jax._donation import in_order
 from spmdzero.backend.jax._execute import Executable, compilations
 from spmdzero.backend.jax._folded import Recorded
 from spmdzero.backend.jax._generator import generator
-from spmdzero.backend.jax._program import marked_spec
+from spmdzero.backend.jax._graph_function import marked_spec
 from spmdzero.backend.jax._tensor import over
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers
@@ -22,15 +22,15 @@ from spmdzero.backend.protocols._compiler import FoldedFunction
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class CompiledProgram:
-    """A compiled program and how its inputs and outputs are arranged.
+    """A compiled program and the arrangement of its inputs and outputs.
 
     Attributes:
-        program: JAX's.
+        program: JAX's executable.
         inputs: for each input the index of a source, or an array.
-        donated: numbers of the inputs whose memory is given away.
-        outputs: for each output of the function its place among the program's.
-        forms: shape and dtype of each.
-        seeds: numbers of the inputs that are another seed each time.
+        donated: numbers of the inputs that are donated.
+        outputs: for each output of the function its index among the program's outputs.
+        forms: shape and dtype of each output of the function.
+        seeds: numbers of the inputs that take a new seed at each run.
     """
 
     program: Executable
@@ -43,11 +43,11 @@ class CompiledProgram:
     def run(
         self, sources: Sequence[torch.Tensor], into: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor]:
-        """Starts the program; what was donated of `sources` is gone afterwards.
+        """Starts the program; the donated tensors of `sources` are gone afterwards.
 
         Args:
-            sources: what it is called with, on the devices.
-            into: for each output of the function the tensor that is to hold it, or None.
+            sources: the arguments, on the devices.
+            into: for each output of the function the tensor that takes it, or None for a new one.
 
         Returns the function's outputs; the devices may still be computing them.
         """
@@ -57,7 +57,7 @@ class CompiledProgram:
             index = self.inputs[place]
             assert isinstance(index, int)
             if values[index].holders > 1:
-                # Somebody else holds the same memory, such as a tensor that was a copy of it.
+                # Another tensor shares this memory, such as one that was a copy of it.
                 with wide_numbers():
                     arrays[place] = arrays[place].copy()
         if self.seeds:
@@ -83,13 +83,13 @@ def compile_alone(
     donated: Mapping[int, int],
     state: int,
 ) -> CompiledProgram:
-    """Compiles `function` as a program that holds nothing else, unless it is compiled already.
+    """Compiles `function` as a program of its own, unless it is compiled already.
 
     Args:
-        function: folded.
-        sources: what it is to be called with, none of it pending.
-        donated: output -> the source whose memory it takes, of the same size.
-        state: the first so many sources outlive the program, and share no memory.
+        function: a folded function.
+        sources: the arguments of the first run, none of them pending.
+        donated: output -> the source whose memory the output takes, of the same size.
+        state: the first `state` sources outlive the program, and share no memory.
     """
     arguments = function.arguments
     values = [*map(value_of, function.given(sources))]

@@ -1,7 +1,7 @@
-"""What a host computes of its own rows alone: a program of its own devices.
+"""Computations of a host's own rows: they run as a program on that host's devices alone.
 
-No other host takes part in it, so that each may run others, of other shapes and more or fewer of
-them, as hosts do whose rows don't end together.
+No other host takes part, so that hosts may run different programs, of different shapes and number,
+as hosts do whose rows don't end together.
 """
 
 import functools
@@ -17,9 +17,9 @@ from spmdzero.backend.jax._values import Space, Value
 
 
 def apart(roots: Iterable[Value]) -> list[Value]:
-    """Those of `roots` that this host's devices can compute alone, of what they hold.
+    """The values of `roots` that this host's devices can compute alone, from what they hold.
 
-    What others of them need too stays with these, or it would be computed twice.
+    An operation that other roots need too stays with them, or it would run twice.
     """
     alone: dict[int, bool] = {}
     everything = list(roots)
@@ -35,7 +35,7 @@ def apart(roots: Iterable[Value]) -> list[Value]:
 
 
 def _nodes_behind(roots: Sequence[Value]) -> set[int]:
-    """Operations of a host's own, by their ids."""
+    """Ids of the host operations behind `roots`."""
     nodes = {id(node): node for root in roots if (node := root.node) is not None}
     stack = list(nodes.values())
     while stack:
@@ -47,7 +47,7 @@ def _nodes_behind(roots: Sequence[Value]) -> set[int]:
 
 
 def _is_alone(root: Value, known: dict[int, bool]) -> bool:
-    """Whether it is computed from own values and whole ones, by nothing that knows of a mesh."""
+    """Whether `root` comes from own and replicated values alone, by operations without a mesh."""
     stack = [root]
     while stack:
         value = stack[-1]
@@ -75,7 +75,7 @@ def mesh_of_host(mesh: Mesh) -> Mesh:
 
 
 def as_held(leaves: Sequence[Value], mesh: Mesh) -> list[jax.Array]:
-    """What this host's devices hold of each, as arrays of theirs; only one device's is copied."""
+    """The parts of `leaves` on this host's devices, as their arrays; copies those of one device."""
     own = mesh_of_host(mesh)
     found = []
     for leaf in leaves:
@@ -86,7 +86,7 @@ def as_held(leaves: Sequence[Value], mesh: Mesh) -> list[jax.Array]:
         else:
             how = NamedSharding(own, PartitionSpec())
         if len(leaf.array.addressable_shards) < own.size:
-            # What was computed of nothing, such as torch.zeros, is on one device.
+            # A value computed from nothing, such as torch.zeros, is on one device.
             found.append(jax.device_put(leaf.array, how))
         else:
             found.append(_rejoined(leaf.array, shape, how))
@@ -94,7 +94,7 @@ def as_held(leaves: Sequence[Value], mesh: Mesh) -> list[jax.Array]:
 
 
 def as_known(value: Value, array: jax.Array, mesh: Mesh) -> jax.Array:
-    """The array of all hosts of which this host has computed its own part."""
+    """The array of all hosts, of which `array` is the part that this host has computed."""
     shape = _own.kept_shape(value.shape, _own.hosts_of(mesh))
     return _rejoined(array, shape, _own.sharding(value.shape, mesh))
 

@@ -1,4 +1,4 @@
-"""What JAX's backend puts around a module: see `spmdzero.backend.replica.Around`."""
+"""The contexts of JAX's backend around a module: see `spmdzero.backend.replica.Around`."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -25,16 +25,16 @@ from spmdzero.backend.scan import Scan, equal_blocks_as_loops, made_real
 
 
 class JaxAround:
-    """Kernels, loops, autocast, and what runs again in backward.
+    """Kernels, loops, autocast and recomputation around a module.
 
     Args:
-        module: whose forward runs.
+        module: the module whose forward runs.
         autocast: dtype of `torch.autocast` around the module's forward, None for none.
-        attention: who computes `scaled_dot_product_attention`, see `AttentionKernels`.
-        scan: whether equal blocks of the module become one loop, see `equal_blocks_as_loops`.
-        recompute: what of which blocks runs again in backward, see `RecomputedBlocks`.
-        mark: says of a buffer that a global forward wrote that every device has it whole; None
-            where buffers enter and leave a region.
+        attention: what computes `scaled_dot_product_attention`, see `AttentionKernels`.
+        scan: whether equal blocks of the module become a loop, see `equal_blocks_as_loops`.
+        recompute: which blocks run again in backward, and their policy, see `RecomputedBlocks`.
+        mark: annotates a buffer that a global forward wrote as replicated; None where buffers enter
+            and leave a region.
 
     Attributes:
         quirks, attention: see `Around`.
@@ -58,12 +58,12 @@ class JaxAround:
 
     @contextlib.contextmanager
     def forward(self, provided: Provided, *, loops: bool) -> Iterator[None]:
-        """Around a forward in the region."""
+        """Context around a forward in the region."""
         with (
             _inside(),
             AttentionKernels(self._attention, KERNELS, owner=self._module) as kernels,
             _autocast(self._autocast),
-            # Inside of the loops: what runs again is a part of a loop's body.
+            # Inside the loops, because recomputation concerns a part of a loop's body.
             self._recomputed(),
             equal_blocks_as_loops(self._module, self._scan if loops else "off", LOOPS, provided),
         ):
@@ -72,7 +72,7 @@ class JaxAround:
 
     @contextlib.contextmanager
     def global_forward(self) -> Iterator[None]:
-        """Around a forward in global space."""
+        """Context around a forward in global space."""
         kernels = AttentionKernels(self._attention, KERNELS, owner=self._module, is_global=True)
         with _inside(), kernels, _autocast(self._autocast):
             yield
@@ -81,22 +81,22 @@ class JaxAround:
             return
         for buffer in self._module.buffers():
             if isinstance(buffer, LazyTensor) and value_of(buffer).pending:
-                # What is as it was before takes its memory.
+                # With the annotation of its former value it can take that value's memory.
                 self._mark(buffer)
 
     def finish(self, output: Any) -> Any:
-        """What the module returned, as tensors that can be computed with."""
+        """The module's output, as tensors that can be computed with."""
         return made_real(output)
 
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
-        """Around the backward of a forward in the region."""
+        """Context around the backward of a forward in the region."""
         kernels = AttentionKernels(self._attention, KERNELS, owner=self._module)
         with _inside(), kernels:
             yield
 
     def is_fixed(self, tensor: torch.Tensor) -> bool:
-        """Whether a value is computed of nothing but what was uploaded since a trace began."""
+        """Whether a value comes only from tensors that were uploaded since a trace began."""
         if not _host.traffic.uploads:
             return False
         value = value_of(tensor)

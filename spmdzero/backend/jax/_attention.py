@@ -1,4 +1,4 @@
-"""Attention's kernels as operations that are recorded."""
+"""Attention's kernels as recorded operations."""
 
 import dataclasses
 import functools
@@ -20,11 +20,11 @@ Forms = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
 @dataclasses.dataclass(frozen=True)
 class AttentionOp:
-    """The kernels of one form.
+    """The attention kernels of one form, in one direction.
 
     Attributes:
-        direction: which of them.
-        form: of what they attend to.
+        direction: ``"forward"`` or ``"backward"``.
+        form: shapes, dtype and mask of query, key and value.
         makes: see `Op`.
     """
 
@@ -39,11 +39,11 @@ class AttentionOp:
 
     @functools.cached_property
     def forms(self) -> Forms:
-        """Shape and torch's dtype of each result."""
+        """Shape and torch dtype of each result."""
         form = self.form
         rows, dtype = (form.batch, form.heads, form.q_length), getattr(torch, form.dtype)
         if self.direction == "forward":
-            # Of each query the logarithm of a sum; beside a mask the sum and the largest score.
+            # For each query the logarithm of a sum; with a mask the sum and the largest score.
             statistics = 1 if form.mask is None else 2
             return ((*rows, form.value_dim), dtype), *[(rows, torch.float32)] * statistics
         keys = (form.batch, form.kv_heads, form.kv_length)
@@ -51,8 +51,8 @@ class AttentionOp:
         return ((*rows, form.head_dim), dtype), *(((*keys, width), dtype) for width in widths)
 
     def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
-        """The results, of arrays that JAX traces."""
-        # It needs more of JAX's internals than what runs with any version of it.
+        """The results as traced JAX arrays."""
+        # `call` needs internals of JAX that differ between its versions.
         from spmdzero.backend.jax._kernels import call
 
         return call(self.direction, self.form, self.forms, arrays)

@@ -1,4 +1,4 @@
-"""Which operation of a graph JAX can't lower, once it said that it can't lower the graph."""
+"""Finds the operation of a graph that JAX can't lower, after lowering the graph has failed."""
 
 import jax
 
@@ -10,17 +10,17 @@ from spmdzero.errors import SpmdZeroRuntimeError
 
 
 class UnloweredError(SpmdZeroRuntimeError):
-    """JAX can't lower a graph.
+    """An error of JAX in lowering a graph.
 
     Attributes:
-        outputs: numbers of the graph's outputs that need what it can't lower.
+        outputs: numbers of the graph's outputs that need the operation.
     """
 
     outputs: tuple[int, ...] = ()
 
 
 def blamed(graph: Graph, error: Exception) -> UnloweredError:
-    """The error that names the operation, and the line that asked for it."""
+    """The error that names the operation, and the user's line."""
     for step in graph.steps:
         if not isinstance(step.op, AtenOp):
             continue

@@ -1,4 +1,4 @@
-"""Python calls that torch answers by a flag, a library or the memory of a tensor on the CPU."""
+"""Answers to Python calls for which torch uses a flag, a library or a tensor's memory."""
 
 from typing import Any
 
@@ -14,14 +14,14 @@ _Tensor = torch.Tensor
 
 @answer(torch.lstm)
 def _lstm(*args: Any) -> Any:
-    # The CPU has a library for it, with operations of its own.
+    # torch has a library for the CPU, with operations of its own.
     with without_own_kernels():
         return torch.lstm(*args)
 
 
 @answer(_Tensor.resolve_conj, _Tensor.resolve_neg)
 def _resolved(tensor: torch.Tensor) -> torch.Tensor:
-    # C++ has a flag for it, which is a step here: what is resolved is a tensor of its own.
+    # C++ sets a flag, which is a step of the view here: resolving makes another tensor.
     flags = (torch.ops.aten._conj.default, torch.ops.aten._neg_view.default)
     turned = isinstance(tensor, LazyTensor) and any(step.func in flags for step in tensor.steps)
     return tensor.clone() if turned else tensor
@@ -29,7 +29,7 @@ def _resolved(tensor: torch.Tensor) -> torch.Tensor:
 
 @answer(torch.tensor_split, _Tensor.tensor_split)
 def _tensor_split(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    # Where it is split is asked of a tensor's memory.
+    # torch reads the places of the splits from a tensor's memory.
     def numbers(given: Any) -> Any:
         return read(given).tolist() if isinstance(given, torch.Tensor) else given
 
@@ -45,8 +45,8 @@ def _set_item(tensor: torch.Tensor, index: Any, value: Any) -> None:
     if mask and isinstance(value, torch.Tensor) and value.requires_grad:
         after = tensor.dim() - index.dim()
         if index.shape == tensor.shape[: index.dim()] and value.dim() <= after:
-            # The gradient of torch's own operation is what the mask selects, of a number that
-            # depends on data; of this one it is 0 where the mask doesn't hold.
+            # The gradient of torch's operation selects by the mask, which gives a shape that
+            # depends on data; the gradient of `where` is 0 where the mask doesn't hold.
             where = index.to(DEVICE).reshape(index.shape + (1,) * after)
             tensor.copy_(torch.where(where, value.to(tensor.dtype), tensor))
             return

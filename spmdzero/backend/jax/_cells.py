@@ -1,4 +1,4 @@
-"""What tensors share that alias each other: torch's storage, of values that never change."""
+"""Cells: values shared by tensors that alias each other, in the place of torch's storage."""
 
 import itertools
 import weakref
@@ -9,20 +9,20 @@ from spmdzero.backend.jax._values import Space, Value
 from spmdzero.errors import SpmdZeroRuntimeError
 
 _serial = itertools.count()
-# By their ids. Another thread may make tensors, as one that loads batches: a list of a dict's
-# values is made in one piece, where a WeakSet that changes meanwhile can't be gone through.
+# A dict by ids, because another thread, as one that loads batches, may make tensors meanwhile: its
+# values are copied to a list at once, while a WeakSet must not change during a walk.
 _cells: "dict[int, weakref.ref[Cell]]" = {}
 
 
 class Cell:
-    """Holds the value of a tensor and of what is detached from it or views it.
+    """Holds the value shared by a tensor, its detached copies and its views.
 
     Attributes:
-        serial: no other has the same, as it may have an address once this one is gone.
-        writes: how often it was written.
-        stride: of the storage that torch believes it to be; None for a contiguous one.
+        serial: a number that no other cell has, even one at the same address later.
+        writes: number of writes so far.
+        stride: of the storage that torch believes in; None for a contiguous one.
         same: whether all hosts must have the same value, as of a parameter.
-        turned: whether a tensor of it was given another shape or place than it was made with.
+        turned: whether one of its tensors was given another shape or place in the storage.
     """
 
     __slots__ = ("__weakref__", "_value", "same", "serial", "stride", "turned", "writes")
@@ -35,19 +35,19 @@ class Cell:
         _cells[id(self)] = weakref.ref(self)
 
     def __del__(self) -> None:
-        """Counts itself out.
+        """Counts this cell out of its value's holders.
 
-        Python drops what is raised here: a Ctrl-C that comes just now, outside of `held`, is lost
-        (press again), and the value may keep a holder too many, which costs its memory until it
-        goes: it is not given away to a program. To hold signals would take 3 microseconds for
-        each tensor that goes, ten times what its life takes.
+        Python drops exceptions raised here: a Ctrl-C at this very moment, outside `held`, is lost
+        (press again). Then the value may count one holder too many, and is not donated to a program
+        until it goes. Holding signals would take 3 microseconds for each tensor that goes, ten
+        times its whole life.
         """
         self._value.holders -= 1
         _cells.pop(id(self), None)
 
     @property
     def value(self) -> Value:
-        """What it holds now."""
+        """The current value."""
         return self._value
 
     @value.setter
@@ -61,7 +61,7 @@ class Cell:
         self.writes += 1
 
     def succeeded_by(self, other: "Cell") -> "Cell":
-        """`other`, which takes its place."""
+        """Returns `other`, after it has taken the place of this cell."""
         if self.same:
             require_same(other.value)
             other.same = True
@@ -70,7 +70,7 @@ class Cell:
 
 
 def require_same(value: Value) -> None:
-    """Raises SpmdZeroRuntimeError for what is another on each host, where all must have one."""
+    """Raises SpmdZeroRuntimeError for a host's own value, where all hosts must have the same."""
     if value.space is Space.HOST:
         raise SpmdZeroRuntimeError(
             f"{user_line()}: a value of this host's own, such as one computed from its rows, is "
@@ -80,7 +80,7 @@ def require_same(value: Value) -> None:
 
 
 def cells() -> Iterator[Cell]:
-    """All that live."""
+    """All live cells."""
     for found in list(_cells.values()):
         cell = found()
         if cell is not None:
@@ -88,10 +88,10 @@ def cells() -> Iterator[Cell]:
 
 
 def pending_values() -> list[Value]:
-    """What live tensors hold and is not started, each once, in the order in which it was made.
+    """Pending values of live tensors, each once, in the order in which they were made.
 
-    What is computed from an input without data can't be started and is left out, and so is what
-    failed, and what is computed on demand only.
+    Left out are values that come from an input without data, which can't be started, values that
+    failed, and values that are computed only on demand.
     """
     values = [cell.value for cell in cells() if cell.value.node is not None]
     found = {

@@ -1,4 +1,4 @@
-"""How this process finds the others: by its launcher's variables, or as JAX detects a cluster."""
+"""Connecting processes, by the variables of their launcher or by a cluster that JAX detects."""
 
 import atexit
 import ctypes
@@ -24,18 +24,18 @@ from spmdzero.backend.hosts._watching import begin, watch
 from spmdzero.backend.jax import _detected
 from spmdzero.errors import SpmdZeroRuntimeError
 
-# JAX ends a process without a word of ours where another one's heartbeats stop for so long.
+# After so many seconds without another's heartbeat JAX ends a process, with no word of ours.
 _HEARTBEATS = 24 * 3600
 _LONGEST_ADDRESS = 256
 
 
 @atexit.register
 def _past_the_barrier() -> None:
-    """At the end of a process that failed: JAX would wait for the others, which wait for it."""
+    """At the end of a failed process, avoids JAX's barrier: the others wait for this process."""
     watched = watch()
     if watched is None:
         return
-    # Python gives no thread its lock any more: one that aborts would be ended, and abort for that.
+    # Python's lock is gone: an aborting thread that asks for it would be ended, and abort again.
     ctypes.CDLL(None).signal(signal.SIGABRT, None)
     if watched.failed:
         sys.stdout.flush()
@@ -49,21 +49,22 @@ def _before_abort(_: int) -> None:
         watched.await_verdict()
 
 
-# ctypes keeps no reference of its own.
+# ctypes keeps no reference to the callback.
 _BEFORE_ABORT = ctypes.CFUNCTYPE(None, ctypes.c_int)(_before_abort)
 
 
 def _say_why_before_an_abort() -> None:
-    """Where the first process dies, JAX's client aborts the others at once, from its own thread.
+    """Installs a handler of SIGABRT that waits for the watch's verdict.
 
-    No exception comes of that, and Python runs its handlers of signals in the main thread, which
-    may wait for the devices. So the handler is one of C, called by the thread that aborts.
+    Where the first process dies, JAX's client aborts the others at once, from its own thread. No
+    exception is raised, and Python runs handlers of signals in the main thread, which may wait for
+    the devices. So this is a handler of C, which the aborting thread calls.
     """
     ctypes.CDLL(None).signal(signal.SIGABRT, _BEFORE_ABORT)
 
 
 def connect() -> None:
-    """Connects the devices of all processes, unless that was done, or this process is alone.
+    """Connects the devices of all processes, unless they are connected, or this one is alone.
 
     Raises:
         SpmdZeroRuntimeError: JAX's devices were used before.
@@ -81,14 +82,14 @@ def connect() -> None:
         )
     elif not is_launched():
         with warnings.catch_warnings():
-            # Kubernetes is named there even where a single pod runs a notebook.
+            # The warning names Kubernetes even where a single pod runs a notebook.
             warnings.simplefilter("ignore", UserWarning)
             try:
                 # One process drives all devices of its host, under Slurm and Open MPI too.
                 _initialize(has_peers=False, local_device_ids=[])
             except (ValueError, KeyError):
-                # JAX detects no cluster, or one in which this process was started by itself, as by
-                # a batch script of Slurm's without srun.
+                # JAX detects no cluster, or a cluster in which this process was started alone, as
+                # by a batch script of Slurm's without srun.
                 return
 
 
@@ -103,7 +104,7 @@ def _initialize(*, has_peers: bool, **how: Any) -> None:
         if "must be called before" not in str(error):
             raise
         if not has_peers:
-            # Nobody says that there are others.
+            # Nothing says that there are other processes.
             return
         raise SpmdZeroRuntimeError(
             "JAX's devices were used before the processes were connected, so that this one would "
@@ -112,7 +113,7 @@ def _initialize(*, has_peers: bool, **how: Any) -> None:
 
 
 def _agreed_address() -> str:
-    """A free port of the first process, and its host, in every process."""
+    """The address of the first process's host with a free port; the same in every process."""
     told = [_free_address() if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(told, src=0)
     return told[0]

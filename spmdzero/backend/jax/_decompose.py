@@ -1,4 +1,4 @@
-"""Operations that torch makes of others, which are recorded in their place."""
+"""Operations that torch composes of others, which are recorded in their place."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -10,13 +10,13 @@ from torch._decomp import core_aten_decompositions
 from spmdzero._user_line import user_line
 from spmdzero.errors import ReplicaRegionError, SpmdZeroRuntimeError
 
-# The key of torch's kernels that do an operation of a list for one tensor after the other.
+# The key of torch's kernels that do a list's operation tensor by tensor.
 _ONE_BY_ONE = torch._C.DispatchKey.CompositeExplicitAutograd
 
 
 @functools.cache
 def kernel_of_others(func: Any) -> Callable[..., Any] | None:
-    """torch's kernel that calls other operations; None where it has none such."""
+    """torch's kernel that calls other operations; None if `func` has no such kernel."""
     if _has_kernel(func, "CompositeImplicitAutograd"):
         return func.decompose
     if func.name().startswith("aten::_foreach_") and _has_kernel(func, _ONE_BY_ONE.name):
@@ -31,19 +31,19 @@ def _has_kernel(func: Any, key: str) -> bool:
 @functools.cache
 def _decompositions() -> Mapping[Any, Any]:
     table = core_aten_decompositions()
-    # It isn't a whole dict: its `get` finds nothing.
+    # Copy it: torch's table is no real dict, and its `get` finds nothing.
     return {func: table[func] for func in table}
 
 
 def decomposed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an operation without an entry in the table returns, by torch's decomposition of it.
+    """Computes an operation without an entry in the table by torch's decomposition.
 
     Raises:
-        ReplicaRegionError: its shape depends on values.
-        SpmdZeroRuntimeError: torch has none.
+        ReplicaRegionError: the result's shape depends on values.
+        SpmdZeroRuntimeError: torch has no decomposition.
     """
     if func.namespace == "prims":
-        # What torch's decompositions are written in.
+        # torch's decompositions are written in these operations.
         return func.prim_impl_aten(*args, **kwargs)
     known = _decompositions().get(func)
     if known is not None:
@@ -58,7 +58,7 @@ def decomposed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def of_data(func: Any) -> ReplicaRegionError:
-    """What is raised of an operation whose result has a shape that depends on values."""
+    """The error for an operation whose result has a shape that depends on values."""
     return ReplicaRegionError(
         f"{user_line()}: {func} makes a tensor whose shape depends on data, and a compiled "
         "program has the same shapes for any. Use torch.where or a mask of the same shape"

@@ -1,4 +1,4 @@
-"""Waiting for the hosts of a cluster that JAX detects: says so, and ends by Ctrl-C."""
+"""Waiting for the hosts of a cluster that JAX detects: prints that it waits; Ctrl-C ends it."""
 
 import datetime
 import functools
@@ -10,21 +10,21 @@ from jax._src import distributed
 from spmdzero.backend.hosts._roll_call import in_slices
 from spmdzero.errors import SpmdZeroRuntimeError
 
-# JAX aborts the process where its own limit is over.
+# Seconds added to JAX's own limit, after which it aborts the process.
 _LATER = 60
 
 
 def initialize(*, timeout: datetime.timedelta, **how: Any) -> None:
-    """As `jax.distributed.initialize`, which detects the cluster.
+    """Calls `jax.distributed.initialize`, which detects the cluster.
 
-    After 5 s, and then each 30 s, it says on stderr that it waits.
+    After 5 s, and then every 30 s, it says on stderr that it waits.
 
     Args:
         timeout: for all hosts to come.
-        how: JAX's.
+        how: further arguments for JAX.
 
     Raises:
-        SpmdZeroRuntimeError: they haven't.
+        SpmdZeroRuntimeError: not all hosts have come.
     """
     limit = timeout.total_seconds()
 
@@ -42,7 +42,7 @@ def initialize(*, timeout: datetime.timedelta, **how: Any) -> None:
 
 def _who() -> str:
     found = distributed.global_state
-    # JAX writes down the first before it asks the cluster for anything, the others after that.
+    # JAX stores the address before it asks the cluster for anything, and the rest after that.
     address, count = found.coordinator_address, found.num_processes
     if address is None or count is None:
         return "JAX asks the cluster for its hosts"

@@ -1,4 +1,4 @@
-"""What is recorded of an operation of lazy tensors, below autograd."""
+"""Records operations of lazy tensors, below autograd."""
 
 import contextlib
 import functools
@@ -25,15 +25,15 @@ from spmdzero.backend.replica import KNOWN_DRAWS, PRODUCTS, mixed_dtypes
 from spmdzero.errors import SpmdZeroRuntimeError
 
 _aten = torch.ops.aten
-# What makes a tensor of a host's numbers.
+# Operations that make a tensor of a host's numbers.
 LIFTS = {_aten.lift_fresh.default, _aten.lift.default, _aten.lift_fresh_copy.default}
-# An operation -> what answers it in the place of a record.
+# Functions that answer an operation instead of recording it.
 Special = Callable[..., Any]
 _special: dict[Any, Special] = {}
 
 
 def special(*funcs: Any) -> Callable[[Special], Special]:
-    """Has the function decorated answer these operations."""
+    """Decorator of a function that answers these operations."""
 
     def add(function: Special) -> Special:
         _special.update(dict.fromkeys(funcs, function))
@@ -43,7 +43,7 @@ def special(*funcs: Any) -> Callable[[Special], Special]:
 
 
 def dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Answers an operation of lazy tensors, or one that makes them."""
+    """Answers an operation that takes lazy tensors, or makes them."""
     with Operation(func):
         return _answered(func, args, kwargs)
 
@@ -61,7 +61,7 @@ def _answered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kernel is not None:
             made = kernel(*args, **kwargs)
             if func._schema.is_mutable and not func._schema.returns:
-                # torch's kernels do it for each tensor of a list, above the point of this call.
+                # torch's kernels do it for each tensor of a list, but above the point of this call.
                 torch.autograd.graph.increment_version(
                     [t for t in found(args[0], LazyTensor) if not t.is_inference()]
                 )
@@ -77,7 +77,7 @@ hooks.dispatched = dispatched
 
 
 def value_of(tensor: torch.Tensor) -> Value:
-    """What `tensor` holds; one on the host is uploaded as a constant."""
+    """The value of `tensor`; a tensor on the host is uploaded as a constant."""
     if not isinstance(tensor, LazyTensor):
         return _host.constant(tensor)
     value = tensor.cell.value
@@ -89,10 +89,10 @@ def value_of(tensor: torch.Tensor) -> Value:
 
 
 def own_value(tensor: torch.Tensor) -> Value:
-    """What `tensor` holds, which has to be on the devices.
+    """The value of `tensor`, which has to be on the devices.
 
     Raises:
-        SpmdZeroRuntimeError: it is on the CPU, as a parameter is that was moved off the devices.
+        SpmdZeroRuntimeError: it is on the CPU, as is a parameter that was moved off the devices.
     """
     if not isinstance(tensor, LazyTensor):
         raise SpmdZeroRuntimeError(
@@ -103,7 +103,7 @@ def own_value(tensor: torch.Tensor) -> Value:
 
 
 def _valuing(args: tuple[Any, ...]) -> Callable[[torch.Tensor], Value]:
-    """`value_of`; beside what is another on each host, so is a tensor that is on the host."""
+    """`value_of`, which makes host tensors this host's own if another argument is."""
     if _host.traffic.place_own is None or all(
         tensor.cell.value.space is not Space.HOST for tensor in found(args, LazyTensor)
     ):
@@ -112,9 +112,9 @@ def _valuing(args: tuple[Any, ...]) -> Callable[[torch.Tensor], Value]:
 
 
 def read(tensor: torch.Tensor) -> torch.Tensor:
-    """The value of a tensor on the CPU, once the devices have computed it.
+    """The value of a tensor on the CPU, after the devices have computed it.
 
-    In a region the value that all replicas have.
+    In a region it is the value that all replicas share.
     """
     if not isinstance(tensor, LazyTensor):
         return tensor
@@ -128,7 +128,7 @@ def fetch(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def viewed(step: ViewStep, value: Value) -> Value:
-    """What a view of `value` holds."""
+    """The value of a view of `value`."""
     if step.before == step.after and step.func in _ALIASES:
         return value
     results = compute(step.func, value, *step.args, **step.kwargs)
@@ -139,7 +139,7 @@ _ALIASES = {_aten.alias.default, _aten.detach.default}
 
 
 def compute(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """The values that an operation of values has, recorded."""
+    """Records an operation of values, and returns its results."""
     given = _map(args, kwargs, Value, over)
     op = AtenOp.of(func)
     if op is None:
@@ -158,13 +158,14 @@ def _noted(op: AtenOp, args: Any, kwargs: Any, metas: Sequence[Any]) -> tuple[Va
 
 
 def recorded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an operation of lazy tensors returns, noted to be computed."""
+    """Records an operation of lazy tensors, and returns its pending results."""
     op = AtenOp.of(func)
     if op is None:
         valuing = _valuing(args)
 
         def here(tensor: torch.Tensor) -> torch.Tensor:
-            # A loss's labels may be on the CPU, beside which Python's calls would refuse.
+            # A loss's labels may be on the CPU; Python's calls would refuse them beside lazy
+            # tensors.
             there = not isinstance(tensor, LazyTensor) and tensor.dim() and not tensor.is_meta
             return over(valuing(tensor)) if there else tensor
 
@@ -177,7 +178,7 @@ def recorded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     metas = made if isinstance(made, list | tuple) else [made]
     place = _mask_place(func)
     if place is not None:
-        # torch's meta kernels return some gradients that nobody asked for, others don't.
+        # Some of torch's meta kernels return gradients that weren't asked for, others don't.
         asked = args[place] if place < len(args) else kwargs["output_mask"]
         metas = [m if wanted else None for m, wanted in zip(metas, asked, strict=True)]
     present = [m for m in metas if isinstance(m, torch.Tensor)]
@@ -188,12 +189,12 @@ def recorded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def recorded_as(func: Any, args: tuple[Any, ...], like: torch.Tensor) -> torch.Tensor:
-    """As `recorded`, of an operation of which torch doesn't know that it makes what `like` is.
+    """Records an operation whose result torch doesn't know, but which is like `like`.
 
     Args:
-        func: has an entry in the table.
+        func: an operation with an entry in the table.
         args: its inputs.
-        like: on the meta device.
+        like: a tensor on the meta device.
     """
     op = AtenOp.of(func)
     assert op is not None
@@ -202,9 +203,9 @@ def recorded_as(func: Any, args: tuple[Any, ...], like: torch.Tensor) -> torch.T
 
 
 def _apart(func: Any, made: Any, args: Any) -> Any:
-    """What torch's decomposition returned, as tensors of their own where the operation makes such.
+    """The result of torch's decomposition, cloned where the operation must not return its inputs.
 
-    Some return what they were given, as a dropout that drops nothing does.
+    Some decompositions return an input, as a dropout that drops nothing does.
     """
     if any(result.alias_info for result in func._schema.returns):
         return made
@@ -216,23 +217,23 @@ def _apart(func: Any, made: Any, args: Any) -> Any:
 
 @functools.cache
 def _mask_place(func: Any) -> int | None:
-    """Where an operation is told which gradients to return, None where it is not."""
+    """Index of the argument that says which gradients to return; None if there is none."""
     names = [argument.name for argument in func._schema.arguments]
     return names.index("output_mask") if "output_mask" in names else None
 
 
 def meta_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the operation returns, on the meta device; not to be written to.
+    """The operation's result on the meta device, which must not be written.
 
     Raises:
-        ReplicaRegionError: its shape depends on values.
+        ReplicaRegionError: the result's shape depends on values.
     """
     try:
         return on_meta(func, args, kwargs)
     except NotImplementedError as error:
         op = AtenOp.of(func)
         if op is not None:
-            # Torch has no meta kernel of some operations: JAX says their shapes, if it can.
+            # Where torch has no meta kernel of an operation, JAX may know the shapes.
             with contextlib.suppress(UnsupportedError):
                 made = made_by(op, *_map(args, kwargs, torch.Tensor, value_of))
                 return made if len(func._schema.returns) > 1 else made[0]
@@ -262,10 +263,10 @@ def _map(args: Any, kwargs: Any, kind: type, function: Callable[[Any], Any]) -> 
 
 
 def copied(value: Value) -> Value:
-    """The same as a value of its own, so that the other one may be donated."""
+    """A copy of the value, so that the original can be donated."""
     return record(identity, (value,), {}, [(value.shape, value.dtype)])[0]
 
 
 def replace(tensor: LazyTensor, value: Value) -> None:
-    """Makes `tensor` alone hold `value`, of its shape and dtype."""
+    """Makes `tensor` alone hold `value`, which has the same shape and dtype."""
     tensor.cell, tensor.steps = tensor.cell.succeeded_by(Cell(value, tensor.stride())), ()

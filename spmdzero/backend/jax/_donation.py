@@ -1,4 +1,4 @@
-"""Which inputs of a program give their memory to which outputs."""
+"""Chooses which inputs of a program donate their memory to which outputs."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,20 +7,20 @@ from typing import Any
 from jax.sharding import Mesh
 
 from spmdzero.backend.jax._graph import Graph
-from spmdzero.backend.jax._program import marked_spec
+from spmdzero.backend.jax._graph_function import marked_spec
 from spmdzero.backend.jax._values import Space, Value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Arranged:
-    """A graph with its outputs in the order in which they take over memory.
+    """A graph whose outputs are in the order in which they take over memory.
 
     Attributes:
-        graph: what is computed.
+        graph: the operations.
         leaves: its inputs.
-        order: of each output its number among what was asked for.
+        order: for each output its index among the requested values.
         shardings: of the outputs, None for the compiler's choice.
-        donated: numbers of the inputs whose memory is given away.
+        donated: numbers of the inputs that are donated.
     """
 
     graph: Graph
@@ -35,8 +35,8 @@ def arranged(roots: Sequence[Value], mesh: Mesh, *, donate: bool = True) -> Arra
 
     Args:
         roots: pending values.
-        mesh: over which it runs.
-        donate: whether inputs that nobody holds any more give their memory away.
+        mesh: over which the graph runs.
+        donate: whether inputs that no tensor holds any more are donated.
     """
     graph, leaves = Graph.of(roots)
     shardings = marked_spec(graph, mesh)
@@ -57,8 +57,8 @@ def in_order(given: Mapping[int, int], count: int) -> list[int]:
     JAX gives the n-th of the donated inputs of one form to the n-th output of that form.
 
     Args:
-        given: of an output the input whose memory it takes.
-        count: of the outputs.
+        given: output -> the input whose memory it takes.
+        count: number of outputs.
     """
     return [*sorted(given, key=given.__getitem__), *(n for n in range(count) if n not in given)]
 
@@ -66,11 +66,11 @@ def in_order(given: Mapping[int, int], count: int) -> list[int]:
 def _given_away(
     graph: Graph, leaves: Sequence[Value], roots: Iterable[Value], shardings: Sequence[Any]
 ) -> dict[int, int]:
-    """Of an output the input whose memory it takes: one of its form, that nobody holds any more.
+    """Maps outputs to inputs whose memory they take: of the same form, and no longer held.
 
-    That is what it takes the place of, where there is such: a new weight can be written over the
-    old one, which nothing reads any more by then. Over another weight, which the update of that
-    one is still to read, it could only be written if XLA copied that one first.
+    An output takes the memory of the value that it replaces, if that is possible: a new weight can
+    be written over the old one, which nothing reads any more by then. If it were written over
+    another weight, whose update is still to read it, XLA would have to copy that one first.
     """
     free: dict[Any, list[int]] = {}
     for place, (slot, leaf) in enumerate(zip(graph.inputs, leaves, strict=True)):

@@ -19,18 +19,18 @@ from spmdzero.backend.hosts._watching import note_joint, note_started, waiting
 from spmdzero.backend.jax import _own
 from spmdzero.backend.jax._apart import apart, as_held, as_known, mesh_of_host
 from spmdzero.backend.jax._blame import UnloweredError, blamed
+from spmdzero.backend.jax._disk_cache import KeptPrograms, Ready
 from spmdzero.backend.jax._donation import arranged
 from spmdzero.backend.jax._forked import forks
 from spmdzero.backend.jax._graph import Graph
-from spmdzero.backend.jax._kept import KeptPrograms, Ready
+from spmdzero.backend.jax._graph_function import function_of, marked_spec
 from spmdzero.backend.jax._numbers import with_numbers
 from spmdzero.backend.jax._options import chosen, of_devices
-from spmdzero.backend.jax._program import function_of, marked_spec
 from spmdzero.backend.jax._values import Value
 from spmdzero.backend.jax._versions import lowered_for, wide_numbers
 from spmdzero.hlo import between_hosts
 
-# Programs that are kept; each holds memory of the compiler's.
+# Number of programs that are kept; each holds memory of the compiler's.
 _KEPT = 512
 
 
@@ -39,11 +39,11 @@ class Executable:
     """A compiled program.
 
     Attributes:
-        compiled: JAX's.
+        compiled: JAX's executable.
         smallest: number of the output with the fewest elements.
-        meets: what hosts do together in it, as the others are told; empty for nothing.
-        numbers: of Python's, its last input; none for a program of which they are a part.
-        fresh: has an item as long as it wasn't started.
+        meets: description of the program's exchanges between hosts, empty if there are none.
+        numbers: Python's floats, its last input; None for a program in which they are constants.
+        fresh: a list with one item until the program is started.
     """
 
     compiled: Any
@@ -53,7 +53,7 @@ class Executable:
     fresh: list[bool] = dataclasses.field(default_factory=lambda: [True])
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
-        """Starts it, as all hosts do; on the CPU it may have ended when this returns."""
+        """Starts the program, as all hosts do; on the CPU it may have ended when this returns."""
         if self.meets:
             note_joint(self.meets, part=True)
         with waiting():
@@ -64,11 +64,12 @@ class Executable:
         return made
 
     def run_alone(self, arrays: Sequence[Any]) -> list[Any]:
-        """Starts it where no other host takes part."""
+        """Starts the program without other hosts."""
         if self.fresh:
             self.fresh.clear()
             if jax.process_count() > 1 and jax.default_backend() == "cpu":
-                # Its groups of devices are made now, of which gloo prints lines in other threads.
+                # The first run makes groups of devices, for which gloo prints lines in other
+                # threads.
                 with without_gloos_lines():
                     return jax.block_until_ready(self._started(arrays))
         return self._started(arrays)
@@ -81,7 +82,7 @@ class Executable:
 
 
 def _ready(compiled: Any, *, hosts: int) -> Ready:
-    """What is known of a program, which runs on devices of so many hosts, by its text."""
+    """A compiled program with what its text shows; it runs on devices of `hosts` hosts."""
     text = compiled.as_text()
     aliased = text.split("\n", 1)[0].count("-alias)")
     met = between_hosts(text, hosts=hosts) if hosts > 1 else ()
@@ -92,14 +93,14 @@ def _ready(compiled: Any, *, hosts: int) -> Ready:
 
 
 class Compilations:
-    """What this process has compiled.
+    """The programs that this process has compiled.
 
     Attributes:
-        count, seconds: programs, and the time that they took.
-        lowered, loaded: programs that JAX lowered, and that were read from `folder` instead.
-        aliased: inputs whose memory the latest gives to outputs.
-        mesh: over which they run; all devices.
-        folder: of programs that other processes compiled, None for none.
+        count, seconds: number of compiled programs, and the time that they took.
+        lowered, loaded: number of programs that JAX lowered, and that were read from `folder`.
+        aliased: number of inputs whose memory the latest program gives to outputs.
+        mesh: over which programs run; all devices.
+        folder: programs that other processes compiled, None for none.
     """
 
     def __init__(self) -> None:
@@ -108,7 +109,8 @@ class Compilations:
         self.mesh: Any = None
         self.folder: KeptPrograms | None = None
         self._kept: OrderedDict[Any, Executable] = OrderedDict()
-        # What was compiled with floats of Python's as constants, told apart by all but them.
+        # Keys of programs compiled with Python's floats as constants; the floats aren't in the
+        # keys.
         self._with_constants: set[Any] = set()
 
     def executable(
@@ -120,14 +122,14 @@ class Compilations:
         shardings: Any,
         mesh: Any = None,
     ) -> Executable:
-        """The program of a graph, compiled unless it is known.
+        """The program of a graph, which is compiled unless it is known.
 
         Args:
-            graph: what it computes.
+            graph: the operations.
             arrays: its inputs, or their shapes.
-            donated: numbers of the inputs whose memory is given away.
+            donated: numbers of the inputs that are donated.
             shardings: of each output, None for the compiler's choice.
-            mesh: over which it runs, this one's if it is None.
+            mesh: over which it runs; None for that of this object.
         """
         mesh = mesh or self.mesh
         forms = tuple([(array.sharding, array.shape) for array in arrays])
@@ -138,7 +140,8 @@ class Compilations:
         opened, numbers = with_numbers(graph)
         key = (opened.key, among)
         if numbers.size and key in self._with_constants:
-            # The same but for floats was compiled before: they change, and are handed in now.
+            # The same program with other floats was compiled before: they vary, so they become an
+            # input.
             if key not in self._kept:
                 whole = NamedSharding(mesh, PartitionSpec())
                 given = jax.ShapeDtypeStruct(numbers.shape, np.float64, sharding=whole)
@@ -191,14 +194,15 @@ class Compilations:
         mesh: Any = None,
         platform: str | None = None,
     ) -> Any:
-        """The program, not yet compiled.
+        """The program, lowered but not compiled.
 
         Args:
             mesh: see `executable`.
-            platform: of devices that need not be here, ``"TPU"``; None for those that are.
+            platform: of devices that need not be here, such as ``"TPU"``; None for the present
+                ones.
 
         Raises:
-            SpmdZeroRuntimeError: JAX can't lower it; names the operation.
+            SpmdZeroRuntimeError: JAX can't lower it; the error names the operation.
         """
         self.lowered += 1
         function = function_of(graph, mesh or self.mesh)
@@ -218,20 +222,20 @@ _starting = threading.RLock()
 
 
 def start(roots: Sequence[Value], *, donate: bool = True) -> list[Value]:
-    """Computes values, and what they stand for is on the devices from then on.
+    """Computes values, whose arrays are on the devices from then on.
 
     Args:
         roots: the values.
-        donate: whether an input that no tensor holds any more gives its memory away. No operation
-            that stays pending may need it then.
+        donate: whether inputs that no tensor holds any more are donated. No operation that stays
+            pending may need them then.
 
     Returns:
-        what they were computed from.
+        the inputs of the computation.
 
     Raises:
-        SpmdZeroRuntimeError: JAX can't lower one, or this process is a fork.
+        SpmdZeroRuntimeError: JAX can't lower an operation, or this process is a fork.
     """
-    # Two threads may read: what one has started isn't pending for the other.
+    # If two threads read, a value that one has started isn't pending for the other.
     with _starting:
         return _start(roots, donate=donate)
 
@@ -255,7 +259,7 @@ def _start(roots: Sequence[Value], *, donate: bool) -> list[Value]:
             ready.graph, arrays, donated=ready.donated, shardings=ready.shardings
         )
     except UnloweredError as error:
-        # Who asks for them is told again; the others are computed the next time.
+        # Asking for these values again raises again; the other values are computed the next time.
         for place in error.outputs:
             wanted[place].failed = True
         raise
@@ -268,7 +272,7 @@ def _start(roots: Sequence[Value], *, donate: bool) -> list[Value]:
 
 
 def _start_alone(wanted: Sequence[Value]) -> None:
-    """Computes what this host needs no other for."""
+    """Computes values for which this host needs no other host."""
     mesh = compilations.mesh
     own = mesh_of_host(mesh)
     graph, leaves = Graph.of(wanted)

@@ -22,7 +22,7 @@ _NAMES = (
     "eye", "eye.m", "full", "linspace", "logspace", "ones", "randperm", "randperm.generator",
     "scalar_tensor", "tril_indices", "triu_indices", "zeros",
 )  # fmt: skip
-# It holds the kernels for as long as the process lives.
+# `_library` holds the kernels as long as the process lives.
 _made = {
     getattr(getattr(_aten, name.partition(".")[0]), name.partition(".")[2] or "default", None)
     for name in _NAMES
@@ -32,7 +32,7 @@ _library: list[torch.library.Library] = []
 
 @functools.cache
 def register() -> None:
-    """Has torch make lazy tensors where the device is ``xla``."""
+    """Makes torch create lazy tensors where the device is ``xla``."""
     _autocast_lists.register(DEVICE.type)
     for name in ("tensor", "as_tensor"):
         setattr(torch, name, _on_cpu_first(getattr(torch, name)))
@@ -49,16 +49,16 @@ def register() -> None:
         if func is None:
             continue
         with warnings.catch_warnings():
-            # torch warns that it had an answer, which is that torch_xla isn't there.
+            # torch warns about the answer it had, which says that torch_xla isn't there.
             warnings.simplefilter("ignore")
             library.impl(name.removesuffix(".default"), functools.partial(_make, func), "XLA")
 
 
 class OwnFactories(TorchDispatchMode):
-    """Has tensors that torch's C++ code makes for its own use be on the devices.
+    """Puts tensors that torch's C++ code makes for its own use on the devices.
 
-    It makes them with the options of a tensor that it is given, whose device it takes for the CPU.
-    Python says of each tensor whether its memory is pinned, C++ does not.
+    C++ copies the options of one of its arguments, whose device it takes for the CPU. Calls from
+    Python can be told apart: they say whether memory is pinned, C++ does not.
     """
 
     def __torch_dispatch__(
@@ -74,14 +74,14 @@ class OwnFactories(TorchDispatchMode):
             and torch.device(device).type != "meta"
             and isinstance(args[0], LazyTensor)
         ):
-            # A gradient that goes back through a cast; Python's own moves don't come here.
+            # This is a gradient on its way back through a cast; Python's own moves don't come here.
             kwargs = {key: value for key, value in kwargs.items() if key != "device"}
         return func(*args, **kwargs)
 
 
 def _make(func: Any, *args: Any, **kwargs: Any) -> Any:
     if torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python):
-        # C++ would write into the memory of what it gets, and the process would end.
+        # C++ would write into the memory of the result, and the process would end.
         raise RuntimeError(
             f"{func} is called past torch's dispatcher for Python, by `torch.tensor` that was "
             f"imported by name for example. Make the tensor on the CPU, and move it: .to({DEVICE})"
@@ -92,7 +92,7 @@ def _make(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _on_cpu_first(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`make`, which torch calls past its dispatcher for Python, for this device too."""
+    """`make`, which bypasses torch's Python dispatcher, extended to this device."""
 
     @functools.wraps(make)
     def made(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
@@ -108,14 +108,14 @@ def _on_cpu_first(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
 
 
 def _read(data: Any) -> Any:
-    """Numbers of lists with those of tensors on the devices read."""
+    """The numbers of nested lists, with tensors on the devices read."""
     if isinstance(data, list | tuple):
         return [_read(item) for item in data]
     return data.detach().cpu() if isinstance(data, LazyTensor) else data
 
 
 def _with_index(move: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`tensor.to`, whose C++ part fails to find out which device "xla" is without an index."""
+    """`tensor.to`, whose C++ part can't resolve "xla" without an index."""
 
     @functools.wraps(move)
     def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -18,10 +18,10 @@ from spmdzero.backend.protocols._compiler import FoldedFunction
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Constant:
-    """An array that a folded function reads beside its inputs.
+    """A constant: an array that a folded function reads beside its inputs.
 
     Attributes:
-        tensor: over it.
+        tensor: holds the array.
         is_seed: whether it is the seed of the devices' own generator.
     """
 
@@ -30,7 +30,7 @@ class Constant:
 
     @property
     def handle(self) -> int:
-        """Tells it apart from others."""
+        """An id that no other constant has."""
         return value_of(self.tensor).serial
 
 
@@ -39,15 +39,15 @@ class Recorded:
     """The program of a folded function.
 
     Attributes:
-        graph: what it computes.
-        seeds: numbers of its inputs that are another seed each time.
+        graph: the operations.
+        seeds: numbers of its inputs that take a new seed at each run.
     """
 
     graph: Graph
     seeds: frozenset[int]
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What it returns for a tensor for each input, pending."""
+        """The pending results of the function; `tensors` has one for each input of the graph."""
         given = [*map(own_value, tensors)]
         if self.seeds:
             seed = _host.seed(generator.take())
@@ -58,7 +58,7 @@ class Recorded:
 
 
 def same_value(mine: torch.Tensor, its: torch.Tensor) -> bool:
-    """Whether two tensors on the devices, both computed, are equal; NaN equals NaN."""
+    """Whether two computed tensors on the devices are equal; NaN equals NaN."""
     if mine.shape != its.shape or mine.dtype != its.dtype:
         return False
     one, other = value_of(mine), value_of(its)
@@ -70,7 +70,7 @@ def same_value(mine: torch.Tensor, its: torch.Tensor) -> bool:
 
 
 def stand_in(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor without data, for `fold`'s `more`: it can only be computed with."""
+    """A tensor without data for `more` of `fold`: it can only take part in computations."""
     return over(Value(shape, dtype, Space.GLOBAL, stand_in=True))
 
 
@@ -80,13 +80,13 @@ def fold(
     *,
     more: Sequence[torch.Tensor] = (),
 ) -> FoldedFunction:
-    """Records `function` with stand-ins for `inputs`, which have their shapes and dtypes only.
+    """Records `function` with stand-ins for `inputs`, which have only their shapes and dtypes.
 
     Args:
-        function: pure: writes nothing that outlives it. Returns at least one tensor; what it
-            returns is not an input.
+        function: pure: it writes nothing that outlives it. It returns at least one tensor, and
+            never an input itself.
         inputs: tensors like those of later calls.
-        more: further inputs, of which `function` finds out only while it is recorded: it appends a
+        more: further inputs, which `function` discovers only while it is recorded: it appends a
             `stand_in` for each.
     """
     empty = [stand_in(tensor.shape, tensor.dtype) for tensor in inputs]

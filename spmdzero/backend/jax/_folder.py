@@ -1,4 +1,4 @@
-"""A folder of compiled programs: whole files or none, whoever writes and whoever is killed."""
+"""A folder of compiled programs, whose files are whole even if writers race or are killed."""
 
 import contextlib
 import dataclasses
@@ -13,18 +13,18 @@ from spmdzero._logging import log_once
 
 _FIRST = b"spmdzero program 1\n"
 _SUM = hashlib.sha256().digest_size
-# Of files that are being written. Others keep files of theirs in a folder too, such as /tmp.
+# Prefix and suffix of unfinished files. The folder may have files of others too, as /tmp does.
 _PART = "spmdzero-", ".part"
-# Seconds after which who writes one is gone: writing takes less than one.
+# Age in seconds after which an unfinished file is abandoned: writing takes less than one.
 _LEFT = 3600
 
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-    """Bytes by key on disk.
+    """Files with bytes, by key.
 
     Attributes:
-        path: of the folder, made when something is written.
+        path: the folder, which the first write creates.
     """
 
     path: Path
@@ -33,7 +33,7 @@ class Folder:
         return self.path / f"{key}.program"
 
     def read(self, key: str) -> bytes | None:
-        """What was written under `key`; None where nothing was, or it is no longer that."""
+        """The bytes written under `key`; None where there are none, or they are damaged."""
         file = self._file(key)
         try:
             with file.open("rb") as opened:
@@ -47,33 +47,33 @@ class Folder:
             self.ignore(key, refusal)
             return None
         head, body = data[: len(_FIRST) + _SUM], data[len(_FIRST) + _SUM :]
-        # The key is in the sum: a file under another's name is damaged too.
+        # The checksum includes the key: a file under another's name counts as damaged.
         if head != _FIRST + _sum(key, body):
             self.ignore(key, "it is damaged, or no file of this version of spmdzero")
             return None
         return body
 
     def ignore(self, key: str, why: str) -> None:
-        """Says that a file is not used, and will be replaced."""
+        """Logs that a file is not used, and will be replaced."""
         log_once(
             f"the compiled program {self._file(key)} is ignored, compiled anew and replaced: {why}"
         )
 
     def clear(self) -> None:
-        """Removes what writers left that were killed: what is an hour old, and this user's."""
+        """Removes unfinished files of killed writers: those of this user that are an hour old."""
         prefix, suffix = _PART
         for file in self.path.glob(f"{prefix}*{suffix}"):
-            # Another process may remove it too.
+            # Another process may have removed it meanwhile.
             with contextlib.suppress(OSError):
                 found = file.lstat()
                 if found.st_uid == os.geteuid() and found.st_mtime < time.time() - _LEFT:
                     file.unlink()
 
     def write(self, key: str, body: bytes) -> None:
-        """Keeps `body`; where it can't be written, says so and goes on."""
+        """Writes `body`; if that fails, logs it and goes on."""
         name = ""
         try:
-            # It is machine code: nobody else need put some there.
+            # The files are machine code: no other user should be able to write there.
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=self.path, prefix=_PART[0], suffix=_PART[1])
             with os.fdopen(handle, "wb") as file:
@@ -86,9 +86,9 @@ class Folder:
 
 
 def _refusal(file: os.stat_result) -> str:
-    """Why a file isn't read: loading it runs what was put there. Nothing where it is this user's.
+    """The reason why a file must not be read, since loading runs it; empty if it is this user's.
 
-    Who may only write to the folder can neither make such a file nor give one another's name.
+    A user who may only write to the folder can neither make such a file nor rename one.
     """
     if file.st_uid != os.geteuid():
         return f"it is another user's (number {file.st_uid}, this process is {os.geteuid()})"

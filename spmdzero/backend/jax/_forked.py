@@ -1,4 +1,4 @@
-"""Forks of a process that has devices, such as a loader's workers: they have none."""
+"""Forked processes, such as a loader's workers: they have no devices."""
 
 import os
 
@@ -6,20 +6,20 @@ from spmdzero.errors import SpmdZeroRuntimeError
 
 
 class Forks:
-    """Whether this process was forked from one whose devices were started."""
+    """Knows whether this process was forked from one whose devices were started."""
 
     def __init__(self) -> None:
         self._inherited = False
 
     def watch(self) -> None:
-        """Called where the devices are started: each fork from now on is one of these."""
+        """Marks each later fork of this process; called when the devices are started."""
         os.register_at_fork(after_in_child=self._inherit)
 
     def _inherit(self) -> None:
         self._inherited = True
 
     def require_none(self) -> None:
-        """Ends what would wait for ever: the threads that compute are the parent's.
+        """Raises instead of waiting for ever: the threads that compute belong to the parent.
 
         Raises:
             SpmdZeroRuntimeError: this process is such a fork.

@@ -1,4 +1,4 @@
-"""Which functional operation computes what one in place, or into `out`, writes."""
+"""Functional forms of operations that write in place or into `out`."""
 
 import dataclasses
 import functools
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 _aten = torch.ops.aten
-# Where the name doesn't tell.
+# Names of functional forms that don't follow from the operation's name.
 _NAMED = {
     "zero_": "zeros_like",
     "__ilshift__": "__lshift__",
@@ -18,12 +18,12 @@ _NAMED = {
 
 @dataclasses.dataclass(frozen=True)
 class Functional:
-    """A functional operation and what becomes of its results.
+    """A functional operation, and the arguments that its results are written to.
 
     Attributes:
-        func: the operation.
-        writes: names of the arguments that take its last results; the first ones are returned.
-        outs: whether these arguments are not among those of `func`.
+        func: the functional operation.
+        writes: names of the arguments that take its last results; the first results are returned.
+        outs: whether these arguments don't belong to those of `func`.
     """
 
     func: Any
@@ -33,7 +33,7 @@ class Functional:
 
 @functools.cache
 def functional(func: Any) -> Functional | None:
-    """The functional operation of one that writes; None where there is none."""
+    """The functional form of an operation that writes; None if there is none."""
     schema = func._schema
     written = tuple(a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write)
     outs = any(a.is_out for a in schema.arguments)
@@ -62,7 +62,7 @@ def _takes(schema: Any, kept: list[Any], *, exact: bool) -> bool:
     arguments = list(schema.arguments)
     if not exact:
         arguments = arguments[: len(kept)]
-    # Of these only the first ones are asked: a functional form may take a dtype more.
+    # Compare only the first arguments: a functional form may also take a dtype.
     mine = [(a.name, str(a.type)) for a in arguments]
     its = [(a.name, str(a.type)) for a in kept]
     return mine[: len(its)] == its and all(

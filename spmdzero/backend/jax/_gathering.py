@@ -1,4 +1,4 @@
-"""What stage 3 asks of lazy tensors: see `spmdzero.backend.replica.Gathering`."""
+"""The operations on lazy tensors that stage 3 needs: see `spmdzero.backend.replica.Gathering`."""
 
 import dataclasses
 from typing import Any
@@ -15,7 +15,7 @@ from spmdzero.backend.jax.mesh import DeviceMesh
 
 @dataclasses.dataclass(frozen=True)
 class JaxGathering:
-    """Gathers shards, and tells views by the cell that they share.
+    """Gathers shards, and finds the source of a view by their common cell.
 
     Attributes:
         mesh: the devices.
@@ -24,7 +24,7 @@ class JaxGathering:
     mesh: DeviceMesh
 
     def all_gather(self, local: torch.Tensor, *, axis: str, dim: int) -> torch.Tensor:
-        """What the devices of an axis have, joined along `dim`; in replica space."""
+        """The parts of all devices of a mesh axis, joined along `dim`; in replica space."""
         spec, shape = self.mesh.spec, list(local.shape)
         shape[dim] *= dict(spec.axes)[axis]
 
@@ -36,15 +36,15 @@ class JaxGathering:
         return over(record(op, (own_value(local),), {}, [(shape, local.dtype)])[0])
 
     def source_of(self, tensor: Any) -> Any:
-        """What tells that which `tensor` is, or views, from others; it lives as long as they do."""
+        """An object that identifies the tensor which `tensor` is or views, and lives as long."""
         return tensor.cell if isinstance(tensor, LazyTensor) else None
 
     def is_whole(self, tensor: Any) -> bool:
-        """Whether it is all of its source as it is, rather than a view of it."""
+        """Whether `tensor` is its source itself, not a view of it."""
         return isinstance(tensor, LazyTensor) and not tensor.steps
 
     def viewed_as(self, tensor: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-        """Of `whole`, what `tensor` is of its source."""
+        """The same view of `whole` that `tensor` is of its source."""
         assert isinstance(tensor, LazyTensor)
         assert isinstance(whole, LazyTensor)
         if not tensor.steps:
@@ -52,5 +52,5 @@ class JaxGathering:
         return alias_of(whole, tensor.steps, meta_of(tensor), int(tensor.storage_offset()))
 
     def compute_on_demand(self, tensor: torch.Tensor) -> None:
-        """Leaves `tensor` out of the programs that are started, until it is asked for."""
+        """Leaves `tensor` out of the programs that are started, until its value is asked for."""
         value_of(tensor).on_demand = True

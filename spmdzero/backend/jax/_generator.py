@@ -1,8 +1,8 @@
-"""The devices' own generator: its state, and the seeds that draws take of it.
+"""The devices' own generator: its state, and the seeds of random draws.
 
-A seed is an input of the program that draws, so that the next step's program is the same one. The
-draws between two starts of the devices share one and are numbered; then comes the next. A folded
-function's draws have a seed of its own, which whoever starts it hands in.
+A seed is an input of the program that draws, so that the next step can run the same program. All
+draws between two starts of the devices share a seed and are numbered; then the next seed follows.
+The draws of a folded function have a seed of their own, which the caller of the function passes.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import torch
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.errors import SpmdZeroRuntimeError
 
-# The state fits an int64, which checkpoints and `position` hold.
+# The state has to fit an int64, in which checkpoints and `position` store it.
 _MASK = (1 << 63) - 1
 _STRIDE = 0x1E3779B97F4A7C15
 
@@ -24,8 +24,8 @@ class _Draws:
     """Draws that share a seed.
 
     Attributes:
-        name: the state that the seed is of; a negative number for a folded function.
-        count: draws so far.
+        name: the state that the seed comes from; a negative number for a folded function.
+        count: number of draws so far.
     """
 
     name: int
@@ -33,7 +33,7 @@ class _Draws:
 
 
 class Generator:
-    """Hands out seeds and numbers; `state` names the seed of the next draws."""
+    """Returns seeds and numbers of draws; `state` determines the seed of the next draws."""
 
     def __init__(self) -> None:
         self.state = 0
@@ -42,7 +42,7 @@ class Generator:
         self._folds = 0
 
     def seed(self, state: int) -> None:
-        """What is drawn from now on depends on `state` alone."""
+        """Sets the state, on which alone later draws depend."""
         self.state = state & _MASK
         self._draws[0] = _Draws(self.state)
 
@@ -50,7 +50,7 @@ class Generator:
         """The seed of a draw, 0-dim int32, and its number among the draws of that seed.
 
         Args:
-            upload: the value of a number, for a seed that is not on the devices yet.
+            upload: makes the value of a number, for a seed that is not on the devices yet.
         """
         draws = self._draws[-1]
         if draws.name not in self._seeds:
@@ -59,13 +59,13 @@ class Generator:
         return self._seeds[draws.name], draws.count - 1
 
     def advance(self) -> None:
-        """Ends the draws of a seed, if there were any: the devices have started."""
+        """Moves on to the next seed if this one was used, because the devices have started."""
         self._seeds = {name: seed for name, seed in self._seeds.items() if name < 0}
         if self._draws[0].count:
             self.seed(self.state + _STRIDE)
 
     def take(self) -> int:
-        """The seed of a folded function that is started now; no other draw gets it."""
+        """The seed for a folded function that starts now; no other draw gets it."""
         self.advance()
         state = self.state
         self.seed(state + _STRIDE)
@@ -73,7 +73,7 @@ class Generator:
 
     @contextlib.contextmanager
     def folding(self) -> Iterator[Value]:
-        """Inside, draws take the seed that this yields, an input without data."""
+        """Context in which draws take the yielded seed, an input without data."""
         self._folds += 1
         seed, name = Value((), torch.int32, Space.NEUTRAL, stand_in=True), -self._folds
         self._seeds[name] = seed
@@ -86,14 +86,14 @@ class Generator:
 
     @property
     def position(self) -> tuple[int, int]:
-        """Where it is, for `go_to`."""
+        """The position of the generator, for `go_to`."""
         return self._draws[-1].name, self._draws[-1].count
 
     def go_to(self, position: tuple[int, int]) -> None:
-        """Draws again from where it was.
+        """Sets the generator back to a position.
 
         Raises:
-            SpmdZeroRuntimeError: it was there in another trace.
+            SpmdZeroRuntimeError: the position belongs to another trace.
         """
         name, count = position
         if (name < 0 or len(self._draws) > 1) and name != self._draws[-1].name:
@@ -106,7 +106,7 @@ class Generator:
 
 
 def seed_of(state: int) -> int:
-    """An int32 that is another for the next state: the finaliser of SplitMix64."""
+    """Maps states to int32 seeds that differ for successive states: SplitMix64's finaliser."""
     wide = (1 << 64) - 1
     bits = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & wide
     bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & wide

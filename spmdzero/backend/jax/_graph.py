@@ -1,4 +1,4 @@
-"""A graph of recorded operations: its order, and its key."""
+"""Graphs of recorded operations: their order, and their keys."""
 
 import dataclasses
 import functools
@@ -16,11 +16,11 @@ _MARKS = ("mark", "leave")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Folded:
-    """A graph that stands in others as one operation: its own nodes take its place there.
+    """A graph that counts as one operation in other graphs, in which its steps replace it.
 
     Attributes:
-        key: of the graph.
-        graph: what it computes.
+        key: that of the graph.
+        graph: the operations.
         makes: see `Op`.
     """
 
@@ -29,7 +29,7 @@ class Folded:
     makes: Space | None = Space.GLOBAL
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Never called: `Graph.of` puts the graph's steps in its place."""
+        """Is never called, as `Graph.of` replaces the operation with the graph's steps."""
         raise AssertionError
 
 
@@ -38,9 +38,9 @@ class Step:
     """One operation of a graph, on numbered slots.
 
     Attributes:
-        op, args, kwargs: as of the node; slots in the place of values.
+        op, args, kwargs: those of the node, with slots in the place of values.
         made: the slots of its results.
-        space, scope, place: as of the node.
+        space, scope, place: those of the node.
     """
 
     op: Any
@@ -63,28 +63,28 @@ class Slot:
 
 
 class Graph:
-    """Operations in order.
+    """An ordered graph of operations.
 
     Attributes:
-        inputs: the slots that are given.
-        outputs: the slots that are returned.
-        steps: what computes them.
+        inputs: the slots of its arguments.
+        outputs: the slots of its results.
+        steps: the operations in between.
     """
 
     def __init__(
         self, inputs: tuple[Slot, ...], outputs: tuple[Slot, ...], steps: tuple[Step, ...]
     ) -> None:
         self.inputs, self.outputs, self.steps = inputs, outputs, steps
-        # The key of one of thousands of steps is not made anew each time.
+        # Reordered graphs are kept: computing the key of thousands of steps takes time.
         self._ordered: dict[tuple[int, ...], Graph] = {}
 
     @functools.cached_property
     def key(self) -> bytes:
-        """Equal for graphs that compute the same."""
+        """The key of the graph, equal for graphs that compute the same."""
         return _digest(self)
 
     def ordered(self, order: Sequence[int]) -> "Graph":
-        """The same with its outputs in another order, by their numbers."""
+        """The same graph with its outputs in another order, given by their numbers."""
         order = tuple(order)
         if order not in self._ordered:
             outputs = tuple([self.outputs[place] for place in order])
@@ -93,7 +93,7 @@ class Graph:
 
     @functools.cached_property
     def marks(self) -> dict[int, Any]:
-        """Number of a slot -> the operation that says its sharding, by `mesh` and `spec`."""
+        """Maps a slot's number to the operation that sets its sharding by `mesh` and `spec`."""
         said = (step for step in self.steps if step.op.key[0] in _MARKS)
         return {step.made[0].number: step.op for step in said}
 
@@ -101,7 +101,7 @@ class Graph:
     def of(cls, roots: Sequence[Value]) -> tuple["Graph", list[Value]]:
         """The graph that computes `roots`, and the values that are its inputs.
 
-        Equal operations of equal inputs are one.
+        Equal operations on equal inputs become one.
         """
         builder = _Builder()
         outputs = tuple([builder.slot(root) for root in roots])
@@ -113,7 +113,7 @@ class Graph:
 
 
 def mark_of(value: Value) -> Any:
-    """The operation that says the sharding of a pending value, None where none does."""
+    """The operation that sets the sharding of a pending value; None if there is none."""
     if value.node is None:
         return None
     op: Any = value.node.op
@@ -123,7 +123,7 @@ def mark_of(value: Value) -> Any:
 
 
 class _Builder:
-    """Puts steps together, equal ones once."""
+    """Collects the steps of a graph, equal ones once."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -141,7 +141,7 @@ class _Builder:
         return self._slots[id(root)]
 
     def new(self, shape: Any, dtype: Any, space: Space) -> Slot:
-        """One that nothing else is."""
+        """A slot with a new number."""
         self._count += 1
         return Slot(self._count, tuple(shape), dtype, space)
 
@@ -176,7 +176,7 @@ class _Builder:
         return self._known[known]
 
     def inline(self, graph: Graph, given: Sequence[Slot]) -> tuple[Slot, ...]:
-        """Its outputs of these inputs; what is folded in it is not."""
+        """The graph's outputs for these inputs; graphs folded in it are inlined too."""
         moved = dict(zip((slot.number for slot in graph.inputs), given, strict=True))
 
         def get(slot: Slot) -> Slot:
@@ -192,14 +192,14 @@ class _Builder:
         return tuple([moved[slot.number] for slot in graph.outputs])
 
 
-# Key of a graph in which some are folded -> the one in which none is. At each step a graph is made
-# that was made before, of thousands of operations: it is told by its key.
+# Key of a graph with folded graphs -> the graph without any. Each step of training makes the same
+# graph of thousands of operations again, which its key identifies.
 _unfolded: OrderedDict[bytes, Graph] = OrderedDict()
 _MOST = 512
 
 
 def _expanded(graph: Graph) -> Graph:
-    """The same with the steps of each graph that is folded in it."""
+    """The same graph with the steps of each graph that is folded in it."""
     if graph.key not in _unfolded:
         builder = _Builder()
         given = tuple([builder.new(slot.shape, slot.dtype, slot.space) for slot in graph.inputs])
@@ -212,7 +212,7 @@ def _expanded(graph: Graph) -> Graph:
 
 
 def _ordered(root: Value, known: dict[int, Slot]) -> Iterator[Node]:
-    """The nodes that `root` needs, inputs first; without recursion, graphs are deep."""
+    """The nodes that `root` needs, inputs first; without recursion, because graphs are deep."""
     if root.node is None:
         return
     done: set[int] = set()
@@ -241,7 +241,7 @@ def _frozen(tree: Any, number: Callable[[Slot], int] = _NUMBER) -> Any:
         return tuple([_frozen(item, number) for item in tree])
     if isinstance(tree, dict):
         return tuple(sorted((key, _frozen(item, number)) for key, item in tree.items()))
-    # 1, 1.0 and True are equal, and -0.0 is 0.0, but not the same to an operation.
+    # 1, 1.0 and True are equal, and so are -0.0 and 0.0, but they differ to an operation.
     return (type(tree).__name__, repr(tree))
 
 
@@ -257,7 +257,7 @@ def _digest(graph: Graph) -> bytes:
         digest.update(repr((slot.shape, str(slot.dtype), int(slot.space))).encode())
     for step in graph.steps:
         given = [_frozen(step.args, number), _frozen(step.kwargs, number)]
-        # It may hang on more than what is given, as the dtype that torch makes of a number.
+        # The dtype may depend on more than the arguments, as does that which torch gives a number.
         made = [str(slot.dtype) for slot in step.made]
         digest.update(repr((step.op.key, given, made)).encode())
         for slot in step.made:

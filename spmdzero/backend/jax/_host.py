@@ -1,4 +1,4 @@
-"""Between the host's memory and the devices: uploads, reads, and who wants to know of them."""
+"""Transfers between the host's memory and the devices, and records of them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,21 +20,21 @@ from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.replica import in_region, refuse_read_without_data
 from spmdzero.errors import SpmdZeroRuntimeError
 
-# torch dtypes that numpy doesn't know, by the integers of their size.
+# torch dtypes that numpy doesn't know -> integers of the same size.
 _BITS = {torch.bfloat16: torch.int16}
 for _name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"):
     _BITS[getattr(torch, _name)] = torch.int8
 
 
 class Traffic:
-    """What has crossed between host and devices.
+    """The state of transfers between host and devices.
 
     Attributes:
-        reads: transfers to the host so far.
-        uploads: who takes down uploads.
-        watch: what answers a read of what belongs to a replica, None for others.
-        place: uploads a numpy array to every device whole.
-        place_own: uploads a numpy array of which each host has another; None with one process.
+        reads: number of transfers to the host so far.
+        uploads: sets that record uploads, one for each recording in force.
+        watch: answers a read of a replica's tensor; returns None for other tensors.
+        place: uploads a numpy array whole to every device.
+        place_own: uploads a numpy array that differs from host to host; None with one process.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ traffic = Traffic()
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """A copy of a CPU tensor; dtypes that numpy lacks are those of ml_dtypes."""
+    """A copy of a CPU tensor; numpy has its dtype from ml_dtypes where it lacks one."""
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     if tensor.dtype in _BITS:
         bits = tensor.view(_BITS[tensor.dtype]).numpy()
@@ -58,7 +58,7 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def to_torch(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    """A CPU tensor of its own memory."""
+    """A CPU tensor with its own copy of the memory."""
     if dtype in _BITS:
         bits = array.view(np.int16 if _BITS[dtype] == torch.int16 else np.int8)
         return torch.from_numpy(bits.copy()).view(dtype)
@@ -66,16 +66,16 @@ def to_torch(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
 
 
 def constant(tensor: torch.Tensor) -> Value:
-    """The value of a CPU tensor, uploaded to every device whole."""
+    """The value of a CPU tensor, uploaded whole to every device."""
     value = _uploaded(tensor)
     note_upload(value)
     return value
 
 
 def moved(tensor: torch.Tensor) -> Value:
-    """The value of a CPU tensor that a script moves to the devices: of several hosts, its own.
+    """The value of a CPU tensor that a script moves to the devices; with several hosts, its own.
 
-    What a module moves is the same on all, as it is traced once for all replicas.
+    A tensor that a module moves is the same on all hosts, as it is traced once for all replicas.
     """
     if traffic.place_own is None or traffic.uploads or in_region() or are_the_same():
         return constant(tensor)
@@ -83,7 +83,7 @@ def moved(tensor: torch.Tensor) -> Value:
 
 
 def own(tensor: torch.Tensor) -> Value:
-    """The value of a CPU tensor of which each host has another."""
+    """The value of a CPU tensor that differs from host to host."""
     assert traffic.place_own is not None
     array = traffic.place_own(to_numpy(tensor))
     value = Value(tensor.shape, tensor.dtype, Space.HOST, array=array)
@@ -92,7 +92,7 @@ def own(tensor: torch.Tensor) -> Value:
 
 
 def seed(number: int) -> Value:
-    """A seed of the devices' own generator on every device, which no later step has again."""
+    """The value of a seed on every device; no later step has the same."""
     return _uploaded(torch.tensor(number, dtype=torch.int32))
 
 
@@ -107,16 +107,16 @@ def _uploaded(tensor: torch.Tensor) -> Value:
 
 
 def note_upload(value: Value) -> None:
-    """Takes note of an upload, if somebody asked for it."""
+    """Records an upload, if recordings are in force."""
     for uploads in traffic.uploads:
         uploads.add(value.serial)
 
 
 def fetched(value: Value) -> torch.Tensor:
-    """A global value, or this host's part of one that each has for itself, in its memory.
+    """A global value as a CPU tensor, or this host's part of a value that each host has.
 
     Raises:
-        ReplicaRegionError: it is of a placeholder.
+        ReplicaRegionError: the value comes from a placeholder.
     """
     refuse_placeholder(value)
     compute(value)
@@ -128,20 +128,20 @@ def fetched(value: Value) -> torch.Tensor:
 
 
 def refuse_placeholder(value: Value) -> None:
-    """Raises ReplicaRegionError for what is computed from a placeholder, which has no data."""
+    """Raises ReplicaRegionError for a value computed from a placeholder, which has no data."""
     if value.stand_in and traced.only:
         refuse_read_without_data()
 
 
 def compute(value: Value) -> None:
-    """Has the devices compute a value, and what else waits for the same operations."""
+    """Computes a value on the devices, with all other pending values."""
     if value.node is None:
         return
     if not traffic.uploads:
         start([*pending_values(), value])
         generator.advance()
         return
-    # What is being traced stays pending, or it would be no part of the program.
+    # Traced values stay pending, because they would otherwise be missing from the program.
     leaves = start([value], donate=False)
     for uploads in traffic.uploads:
         if all(leaf.serial in uploads for leaf in leaves):
@@ -149,7 +149,7 @@ def compute(value: Value) -> None:
 
 
 def gathered(array: Any) -> np.ndarray:
-    """The whole array in the memory of this host; of what hosts hold in parts, all have to ask."""
+    """The whole array on this host; of an array in parts, all hosts have to call this."""
     with waiting():
         if array.is_fully_addressable or array.is_fully_replicated:
             return np.asarray(array)

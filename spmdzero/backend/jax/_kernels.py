@@ -1,6 +1,6 @@
-"""Pallas's kernels in a program that has numbers of 64 bits: a primitive of JAX's.
+"""Pallas kernels inside programs with 64-bit numbers, by a primitive of JAX's.
 
-JAX makes kernels of what it traced when it lowers it, and then too they need numbers of 32 bits.
+JAX builds kernels when it lowers a trace, and they need 32-bit numbers then, too.
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ def call(
     made: Sequence[tuple[tuple[int, ...], torch.dtype]],
     arrays: Sequence[jax.Array],
 ) -> list[jax.Array]:
-    """What `jax_function` makes of arrays that JAX traces.
+    """Calls `jax_function` on traced arrays.
 
     Args:
-        direction, form: of the kernels.
+        direction, form: of the kernel.
         made: shape and dtype of each result.
-        arrays: query, key and value, and what else the kernels take.
+        arrays: query, key and value, and further arguments of the kernel.
     """
     forms = tuple((shape, jax_dtype(dtype)) for shape, dtype in made)
     return _kernels.bind(*arrays, direction=direction, form=form, forms=forms)
@@ -42,7 +42,7 @@ def _results(*_: Any, forms: Any, **__: Any) -> list[jax.core.ShapedArray]:
 
 
 def _lowered(context: Any, *arrays: Any, direction: Direction, form: Form, forms: Any) -> Any:
-    # A TPU multiplies 16-bit numbers in one pass, and its compiler refuses several.
+    # A TPU multiplies 16-bit numbers in one pass, and its compiler refuses more passes.
     precision = "highest" if form.dtype == "float32" else "default"
     scope = f"attention.{direction}" + (".causal" if form.causal else "")
     function = jax.named_scope(scope)(jax_function(direction, form))

@@ -1,7 +1,7 @@
-"""A graph as text, in the manner of HLO, with the user's line of each operation.
+"""A graph as text in the style of HLO, with the user's line of each operation.
 
-It is for people and for comparisons: JAX's own text of a program that is not compiled names lines
-of the interpreter.
+It is made for people and for comparisons: JAX's own text of an uncompiled program names lines of
+the interpreter.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from spmdzero.backend.jax._graph import Graph, Slot, Step
 from spmdzero.backend.jax._trees import found
 
 _KINDS = (("bfloat", "bf"), ("float", "f"), ("complex", "c"), ("uint", "u"), ("int", "s"))
-# Operations that take a part of a tensor are slices of one kind or another.
+# Operations that take a part of a tensor are all listed as slices.
 _SLICES = {"aten.slice.Tensor", "aten.select.int", "aten.narrow.default", "aten.unbind.int"}
 
 
@@ -44,7 +44,7 @@ def _operation(key: Any) -> str:
 
 
 def _said(tree: Any) -> list[str]:
-    """What is no tensor among an operation's arguments."""
+    """Texts of an operation's arguments that are not tensors."""
     if isinstance(tree, Slot):
         return []
     if isinstance(tree, list | tuple):

@@ -10,7 +10,7 @@ import torch
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._factories import OwnFactories
 from spmdzero.backend.jax._graph import Graph
-from spmdzero.backend.jax._program import run_steps
+from spmdzero.backend.jax._graph_function import run_steps
 from spmdzero.backend.jax._quirks import JaxQuirks
 from spmdzero.backend.jax._tensor import over
 from spmdzero.backend.jax._values import Space, record
@@ -20,12 +20,12 @@ from spmdzero.backend.scan import Form, Loops
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class LoopOp:
-    """A graph that runs again and again; nothing in it crosses replicas.
+    """A graph that runs repeatedly, and in which nothing crosses replicas.
 
     Attributes:
         graph: of one iteration.
         times, backwards, arrangement: see `spmdzero.backend.scan.Loops`.
-        carried, sliced: how many of the inputs are.
+        carried, sliced: the numbers of such inputs.
         makes: see `Op`.
     """
 
@@ -44,7 +44,7 @@ class LoopOp:
         return ("loop", self.graph.key, *how)
 
     def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
-        """The results, of arrays that JAX traces."""
+        """The results as traced JAX arrays."""
         end = self.carried + self.sliced
         whole = arrays[end:]
 

@@ -1,4 +1,4 @@
-"""What an operation makes of arrays that JAX traces, and whether it can: asked while recording."""
+"""Results of operations as traced JAX arrays, and a check at recording that JAX can make them."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -16,24 +16,24 @@ from spmdzero.errors import SpmdZeroRuntimeError
 
 Form = tuple[Sequence[int], torch.dtype]
 _INSTEAD = 'Write it with other operations, or set "spmd": {"backend": "torch_xla"}'
-# Operations that JAX can trace, by all that decides. It starts afresh when it is full.
+# Keys of operations that JAX can trace. The set is emptied when it is full.
 _known: set[Any] = set()
 _MOST = 1 << 16
 
 
 def lowered(op: Any, args: Any, kwargs: Any, forms: Sequence[Form] | None) -> list[Any]:
-    """The results of an operation of arrays, of the shapes and dtypes that torch says.
+    """The results of an operation on arrays, with the shapes and dtypes that torch gives.
 
     Args:
         op: the operation.
-        args, kwargs: what it takes.
-        forms: of each result; None where torch doesn't know.
+        args, kwargs: its arguments.
+        forms: shape and dtype of each result; None where torch doesn't know.
 
     Raises:
-        UnsupportedError: it makes others.
+        UnsupportedError: the results have other shapes.
     """
     made = op(*args, **kwargs)
-    # A gradient that nobody asked for is None, in torch too.
+    # A gradient that wasn't asked for is None, in torch too.
     results: list[Any] = [*made] if isinstance(made, list | tuple) else [made]
     results = [result for result in results if result is not None]
     if forms is None:
@@ -48,8 +48,8 @@ def _as_torch_says(op: Any, shape: Sequence[int], dtype: torch.dtype, result: An
     result = result if isinstance(result, jax.Array) else jnp.asarray(result)
     shape = tuple(shape)
     if result.shape != shape and not result.size and "batch_norm" in str(op.key):
-        # torch's kernels for the CPU return no statistics in evaluation, its meta kernels say
-        # some; nobody reads them.
+        # torch's CPU kernels return no statistics in evaluation, but its meta kernels do;
+        # they are never read.
         result = jnp.zeros(shape, result.dtype)
     if result.shape != shape:
         raise UnsupportedError(
@@ -61,10 +61,10 @@ def _as_torch_says(op: Any, shape: Sequence[int], dtype: torch.dtype, result: An
 
 
 def made_by(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """A meta tensor like each result of an operation, of which torch doesn't know them.
+    """A meta tensor for each result of an operation whose results torch doesn't know.
 
     Raises:
-        UnsupportedError: it can't be computed as it is called.
+        UnsupportedError: the operation can't be computed with these arguments.
         SpmdZeroRuntimeError: JAX can't trace it.
     """
     try:
@@ -83,15 +83,15 @@ def made_by(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[
 def require_lowering(
     op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], forms: Sequence[Form]
 ) -> None:
-    """Refuses what JAX can't trace, at the line that asks for it and not when it is compiled.
+    """Refuses an operation that JAX can't trace, at the user's line and not when compiling.
 
     Args:
-        op: what is being recorded.
-        args, kwargs: its inputs; values stand for tensors.
+        op: the operation to be recorded.
+        args, kwargs: its arguments; values stand for tensors.
         forms: shape and dtype of each result.
 
     Raises:
-        SpmdZeroRuntimeError: JAX can't.
+        SpmdZeroRuntimeError: JAX can't trace it.
     """
     key = (op.key, hashable((args, kwargs), (Value, float), _decides))
     if key in _known:
@@ -108,7 +108,7 @@ def require_lowering(
 
 
 def refusal(op: Any, error: Exception) -> str:
-    """What is said of an operation of which JAX raised an error."""
+    """The message about an operation for which JAX raised an error."""
     fix = error.fix if isinstance(error, UnsupportedError) and error.fix else _INSTEAD
     said = str(error).split("\n--------------------", 1)[0].strip().rstrip(".")
     return f"{op.key} can't be computed by the JAX backend: {said}. {fix}"
@@ -121,9 +121,9 @@ def alone(
 
     Args:
         op: the operation.
-        given: its arguments, and those by name.
-        forms: as of `lowered`.
-        kind: of what stands for tensors in `given`.
+        given: its positional arguments, and its named ones.
+        forms: as in `lowered`.
+        kind: the class that stands for tensors in `given`.
     """
     shapes: list[Any] = []
 
@@ -141,9 +141,9 @@ def alone(
 
 
 class _Place(int):
-    """The number of an array among those that are traced."""
+    """The index of an array among the traced arguments."""
 
 
 def _decides(leaf: Value | float) -> Hashable:
-    # Another float at each step would be traced at each.
+    # A float that changes at each step would be traced anew each time.
     return float if isinstance(leaf, float) else (leaf.shape, leaf.dtype)

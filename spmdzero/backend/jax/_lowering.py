@@ -1,4 +1,4 @@
-"""Programs of tensors, lowered but not compiled."""
+"""Lowers programs of tensors without compiling them."""
 
 import io
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from spmdzero.backend.protocols._programs import AnnotatedProgram
 
 
 def lowered(tensors: Sequence[torch.Tensor]) -> Any:
-    """What JAX makes of the program that computes `tensors`, for `runtime.program_platform`."""
+    """JAX's lowered program that computes `tensors`, for `runtime.program_platform`."""
     ready = _arranged(_pending(tensors))
     platform = runtime.program_platform()
     return compilations.lower(
@@ -28,14 +28,14 @@ def lowered(tensors: Sequence[torch.Tensor]) -> Any:
 
 
 def returned(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Which of `tensors` these programs of them return, in order: each that is pending, once."""
+    """Indices of those of `tensors` that these programs return: pending ones, each once."""
     pending = _pending(tensors)
     places = list(pending)
     return [places[number] for number in _arranged(pending).order]
 
 
 def _pending(tensors: Sequence[torch.Tensor]) -> dict[int, Value]:
-    """By their places, each once."""
+    """Maps indices in `tensors` to pending values, each value once."""
     found: dict[int, tuple[int, Value]] = {}
     for place, value in enumerate(map(value_of, tensors)):
         if value.pending:
@@ -48,8 +48,8 @@ def _arranged(pending: dict[int, Value]) -> Arranged:
 
 
 def annotated(tensors: Sequence[torch.Tensor]) -> AnnotatedProgram:
-    """The program that computes `tensors`, as it is handed to the compiler."""
+    """The program that computes `tensors`, as the compiler receives it."""
     bytecode = io.BytesIO()
-    # The lines and scopes of operations are in the bytecode as they are in the module.
+    # The bytecode has the lines and scopes of operations as the module has them.
     lowered(tensors).compiler_ir("stablehlo").operation.write_bytecode(bytecode)
     return AnnotatedProgram(module=bytecode.getvalue(), is_stablehlo=True)

@@ -1,4 +1,4 @@
-"""What torch says of an operation's results: shapes, strides and dtypes, by those of its inputs."""
+"""Shapes, strides and dtypes of an operation's results, which torch derives from its inputs'."""
 
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -8,21 +8,21 @@ import torch
 from spmdzero.backend.jax._tensor import meta_of
 from spmdzero.backend.jax._trees import hashable, swapped
 
-# By all that decides: torch takes up to 0.2 ms to say it, of the operations that it writes in
-# Python, and a step asks for the same ones as the step before. It starts afresh when it is full.
+# Results by their keys: torch takes up to 0.2 ms for an operation that it writes in Python, and
+# each step asks for the same ones as the step before. The dict is emptied when it is full.
 _known: dict[Any, Any] = {}
 _MOST = 1 << 14
 
 
 def on_meta(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What an operation returns, on the meta device; not to be written to.
+    """The operation's result on the meta device, which must not be written.
 
     Args:
-        func: the operation, which makes the same of the same.
-        args, kwargs: its inputs, of which tensors are on any device.
+        func: the operation; equal inputs must give equal results.
+        args, kwargs: its arguments; their tensors may be on any device.
 
     Raises:
-        NotImplementedError: torch doesn't know without data.
+        NotImplementedError: torch can't tell the result without data.
     """
     key = (func, torch.get_default_dtype(), hashable((args, kwargs), torch.Tensor, _form))
     if key not in _known:

@@ -1,7 +1,7 @@
-"""Python's floats among the operations of a graph, as an input of its program.
+"""Python's floats in the operations of a graph, turned into an input of its program.
 
-A float is a constant of the program at first, which XLA folds. One that is another at the next
-step, as the step size of a user's optimizer, would make each step another program.
+A float is a constant of the program at first, which XLA folds. A float that changes at the next
+step, as the step size of a user's optimizer, would need another program at each step.
 """
 
 import dataclasses
@@ -16,8 +16,8 @@ from spmdzero.backend.jax._trees import swapped
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.jax.ops import Number
 
-# Those that take a float as they take a tensor: what else floats say, such as a dropout's rate,
-# decides what is computed.
+# Operations that take a float as they take a tensor. In others a float decides what is computed, as
+# a dropout's rate does.
 _TAKE_THEM = frozenset(
     {
         f"aten.{name}"
@@ -32,13 +32,13 @@ _TAKE_THEM = frozenset(
 
 
 class NumberSlot(Slot):
-    """The slot of a float, which operations take as they take Python's."""
+    """The slot of a float, which operations take as they take Python's floats."""
 
 
 def with_numbers(graph: Graph) -> tuple[Graph, np.ndarray]:
-    """The graph with the floats of its operations as a last input, `[count]` fp64, and the floats.
+    """The graph with its operations' floats as a last input, `[count]` fp64, and the floats.
 
-    The keys of two graphs that differ in floats only are the same then.
+    Graphs that differ only in floats then have the same key.
     """
     found: list[float] = []
     first = 1 + max((s.number for step in graph.steps for s in step.made), default=0)
@@ -76,5 +76,5 @@ def with_numbers(graph: Graph) -> tuple[Graph, np.ndarray]:
 
 
 def as_taken(slot: Slot, array: Any) -> Any:
-    """What an operation is handed of a slot."""
+    """The argument that an operation receives for a slot."""
     return Number(array) if isinstance(slot, NumberSlot) else array

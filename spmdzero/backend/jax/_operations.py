@@ -1,4 +1,4 @@
-"""What nodes do: torch's operations by the table, and the mesh's own."""
+"""The operations of nodes: torch's, from the table, and the mesh's own."""
 
 import dataclasses
 import functools
@@ -17,9 +17,9 @@ class AtenOp:
     """One of torch's operations.
 
     Attributes:
-        name: its name and overload.
+        name: of the operation and its overload.
         function: computes it with JAX.
-        default: torch's default dtype when it is recorded, which says what numbers become.
+        default: torch's default dtype at the time of recording, which numbers take.
         makes: see `Op`.
     """
 
@@ -30,16 +30,16 @@ class AtenOp:
 
     @staticmethod
     def of(func: Any) -> "AtenOp | None":
-        """The operation as torch's settings are now, None where the table has no entry."""
+        """The operation under torch's present settings; None if the table has no entry."""
         return _of(func, torch.get_default_dtype())
 
     @functools.cached_property
     def key(self) -> str:
-        """Its name, and what else decides what it makes of the same inputs."""
+        """The name, and other settings on which the result depends."""
         return self.name if self.default == torch.float32 else f"{self.name} of {self.default}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The results, of arrays that JAX traces."""
+        """The results as traced JAX arrays."""
         with default_dtype_is(self.default):
             return self.function(*args, **kwargs)
 
@@ -55,11 +55,11 @@ class MeshOp:
     """An operation of the mesh.
 
     Attributes:
-        key: its name and what sets it apart.
-        function: computes it of arrays, None for one that crosses the region's border.
+        key: its name, and what distinguishes it from others of that name.
+        function: computes it on arrays; None for an operation that crosses the region's border.
         makes: see `Op`.
-        spec: how the global side is split, of one that marks or crosses.
-        mesh: over which.
+        spec: how the global tensor is split, for an operation that marks or crosses.
+        mesh: over which it is split.
     """
 
     key: Any
@@ -70,12 +70,12 @@ class MeshOp:
 
     @functools.cached_property
     def sharding(self) -> NamedSharding:
-        """How JAX says `spec`."""
+        """JAX's sharding for `spec`."""
         assert self.spec is not None
         return NamedSharding(self.mesh, PartitionSpec(*self.spec))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The results, of arrays that JAX traces."""
+        """The results as traced JAX arrays."""
         assert self.function is not None
         return self.function(*args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""What the compiler is handed with each program."""
+"""Options that the compiler receives with each program."""
 
 import functools
 import os
@@ -13,7 +13,7 @@ from spmdzero.backend.chips._flag_sets import ALWAYS, flags_of, given_to_libtpu,
 
 
 class Chosen:
-    """What the latest engine's config says.
+    """The choice of the latest engine's config.
 
     Attributes:
         name: of the set of flags.
@@ -24,13 +24,13 @@ class Chosen:
 
 chosen = Chosen()
 
-# With it matrix products were wrong on an AMD EPYC (family 25, model 1) with jaxlib 0.7.1: from the
-# second run of a program on, gradients of a GPT of 10 M parameters. JAX leaves it on.
+# With it, matrix products were wrong on an AMD EPYC (family 25, model 1) with jaxlib 0.7.1:
+# gradients of a GPT of 10 M parameters, from a program's second run on. JAX turns it on by default.
 _WRONG_ON_CPU = "xla_cpu_use_xnnpack"
 
 
 def flags_for(name: str, *, chip: str | None = None) -> Mapping[str, str]:
-    """See `flags_of`; by default of this machine's chip.
+    """The flags of a set, see `flags_of`; ``"auto"`` takes those of this machine's chip.
 
     Raises:
         SpmdZeroUsageError: there is no such set.
@@ -41,7 +41,7 @@ def flags_for(name: str, *, chip: str | None = None) -> Mapping[str, str]:
 
 
 def of_devices() -> dict[str, Any] | None:
-    """What the compiler of this process's devices is handed, None for nothing."""
+    """The options for the compiler of this process's devices, None if there are none."""
     platform = jax.default_backend()
     if platform != "tpu" and chosen.name != "none":
         log_once(no_effect_here(chosen.name))
@@ -49,7 +49,7 @@ def of_devices() -> dict[str, Any] | None:
 
 
 def of_tpu() -> dict[str, str]:
-    """What the TPU's is, where there is one; what the environment says of a flag stays."""
+    """The options for the TPU's compiler where there is a TPU; the environment's flags win."""
     if jax.default_backend() != "tpu":
         return {}
     known = given_to_libtpu()
@@ -59,7 +59,7 @@ def of_tpu() -> dict[str, str]:
 
 @functools.cache
 def of_cpu() -> Mapping[str, bool | str]:
-    """By program, not by XLA_FLAGS: JAX may have started before, and child processes inherit it."""
+    """Options for the CPU with each program: XLA_FLAGS may be too late, and is inherited."""
     if _WRONG_ON_CPU in os.environ.get("XLA_FLAGS", ""):
         return {}
     options: dict[str, bool | str] = {_WRONG_ON_CPU: False}

@@ -1,8 +1,8 @@
-"""Values of which each host has its own: the rows that its script has loaded, a loss of them.
+"""Values that differ from host to host, as the rows that its script has loaded and their loss.
 
-A graph computes with such a value as with one array that has a leading dim of all hosts, by
-`jax.vmap`. Outside of graphs the hosts' values are kept one after the other in dim 0, so that the
-rows of all hosts, which a module is called with, are the very same array.
+In a graph such a value is one array with a leading dim of all hosts, computed by `jax.vmap`.
+Outside of graphs the hosts' values are stored one after the other in dim 0. So the rows of all
+hosts, with which a module is called, are the very same array.
 """
 
 import functools
@@ -25,9 +25,9 @@ def hosts_of(mesh: Mesh) -> int:
 
 
 def sharding(shape: Sequence[int], mesh: Mesh) -> NamedSharding:
-    """How an array is kept of which each host has a part of `shape`.
+    """The sharding of an array that holds a part of `shape` of each host.
 
-    The devices of a host share its rows where they can, and all of them have the part otherwise.
+    The devices of a host share its rows if they can; otherwise each holds the whole part.
     """
     hosts = hosts_of(mesh)
     if shape and shape[0] and shape[0] % (mesh.size // hosts) == 0:
@@ -37,7 +37,7 @@ def sharding(shape: Sequence[int], mesh: Mesh) -> NamedSharding:
 
 
 def kept_shape(shape: Sequence[int], hosts: int) -> tuple[int, ...]:
-    """The shape of the array that is kept of parts of `shape`."""
+    """The shape of the array that holds parts of `shape`."""
     return (hosts * shape[0], *shape[1:]) if shape else (hosts,)
 
 
@@ -49,7 +49,7 @@ def upload(part: np.ndarray, mesh: Mesh) -> jax.Array:
 
 
 def part_of(array: jax.Array, shape: Sequence[int]) -> np.ndarray:
-    """This host's part of `shape`; the other hosts need not ask for theirs."""
+    """This host's part of `shape`; other hosts need not call this."""
     length = shape[0] if shape else 1
     first = jax.process_index() * length
     part = np.empty((length, *shape[1:]), array.dtype)
@@ -62,17 +62,17 @@ def part_of(array: jax.Array, shape: Sequence[int]) -> np.ndarray:
 
 
 def stacked(array: jax.Array, shape: Sequence[int], hosts: int) -> jax.Array:
-    """`array`, which is kept of parts of `shape`, as a graph has it: `[hosts, *shape]`."""
+    """An array that holds parts of `shape`, in the form of a graph: `[hosts, *shape]`."""
     return array.reshape(hosts, *shape)
 
 
 def joined(array: jax.Array) -> jax.Array:
-    """`[hosts, *shape]` as it is kept."""
+    """`[hosts, *shape]` in the stored form."""
     return array.reshape(kept_shape(array.shape[1:], array.shape[0]))
 
 
 def rows_of(array: jax.Array, dim: int) -> jax.Array:
-    """Of all hosts' rows in `dim` each host's own, `[hosts, *shape]`."""
+    """Each host's own rows of all hosts' rows in `dim`, `[hosts, *shape]`."""
     hosts = jax.process_count()
     shape = list(array.shape)
     shape[dim : dim + 1] = [hosts, shape[dim] // hosts]
@@ -80,7 +80,7 @@ def rows_of(array: jax.Array, dim: int) -> jax.Array:
 
 
 def rows_of_all(array: jax.Array, dim: int) -> jax.Array:
-    """The rows of all hosts in `dim`, of each host's `[hosts, *shape]`."""
+    """The rows of all hosts in `dim`, from `[hosts, *shape]`."""
     moved = jnp.moveaxis(array, 0, dim)
     shape = list(moved.shape)
     shape[dim : dim + 2] = [math.prod(shape[dim : dim + 2])]
@@ -88,7 +88,7 @@ def rows_of_all(array: jax.Array, dim: int) -> jax.Array:
 
 
 def on_each_device(array: jax.Array, mesh: Mesh) -> jax.Array:
-    """Of `[hosts, *shape]` what each device has, `[devices, *shape]`: its host's."""
+    """Repeats `[hosts, *shape]` for each device of a host, `[devices, *shape]`."""
     times = mesh.size // hosts_of(mesh)
     whole = jnp.repeat(array, times, axis=0)
     spread = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
@@ -96,11 +96,11 @@ def on_each_device(array: jax.Array, mesh: Mesh) -> jax.Array:
 
 
 def mean(array: jax.Array) -> jax.Array:
-    """The mean over hosts of `[hosts, *shape]`; narrow dtypes are added up in fp32."""
+    """The mean over hosts of `[hosts, *shape]`; narrow dtypes are summed in fp32."""
     wide = jnp.promote_types(array.dtype, jnp.float32)
     return array.astype(wide).mean(0).astype(array.dtype)
 
 
 def for_each(function: Any, arrays: Sequence[jax.Array], *, own: Sequence[bool]) -> Any:
-    """`function` of the arrays for each host: of those that are `own`, that host's part."""
+    """Applies `function` for each host, to its part of the arrays that are `own`."""
     return jax.vmap(function, in_axes=[0 if mine else None for mine in own])(*arrays)

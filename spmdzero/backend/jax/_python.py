@@ -1,4 +1,4 @@
-"""What Python calls of a lazy tensor ask of its device, which C++ takes for the CPU."""
+"""Answers to Python calls that ask a lazy tensor's device, which C++ takes for the CPU."""
 
 import contextlib
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from spmdzero.backend.jax import _unasked as unasked
+from spmdzero.backend.jax import _plain_autograd
 from spmdzero.backend.jax._dispatch import dispatched, read, replace, value_of
 from spmdzero.backend.jax._tensor import DEVICE, LazyTensor, become, hooks, require_own_part
 from spmdzero.backend.jax._trees import found
@@ -17,19 +17,19 @@ from spmdzero.backend.replica import in_region
 _Tensor = torch.Tensor
 Answer = Callable[..., Any]
 _answers: dict[Any, Answer] = {}
-# They take tensors of two devices.
+# Calls that take tensors of two devices.
 _MIXED = {
     _Tensor.copy_, _Tensor.__getitem__, _Tensor.__setitem__, torch.index_put, _Tensor.index_put,
     _Tensor.index_put_, _Tensor.set_, _Tensor.type_as, torch.equal,
     _Tensor.equal,
 }  # fmt: skip
 _C_CALLS = (type(torch.add), type(_Tensor.add))
-# What reads an attribute, such as a shape: the same whatever is cast, hundreds of times a step.
+# The type of attribute reads, as of a shape: casts don't concern them, and a step has hundreds.
 _READS = type(_Tensor.shape.__get__)  # type: ignore[missing-attribute]
 
 
 def answer(*funcs: Any) -> Callable[[Answer], Answer]:
-    """Has the function decorated answer calls of these."""
+    """Decorator of a function that answers these calls."""
 
     def add(function: Answer) -> Answer:
         _answers.update(dict.fromkeys(funcs, function))
@@ -39,12 +39,12 @@ def answer(*funcs: Any) -> Callable[[Answer], Answer]:
 
 
 def answer_alike(func: Any, known: Any) -> None:
-    """Answers `func` as `known` is answered, in whose place torch has it."""
+    """Answers `func`, which torch has in the place of `known`, as `known` is answered."""
     _answers[func] = _answers[known]
 
 
 def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Answers a Python call of torch's that takes a lazy tensor."""
+    """Answers a call of torch's Python functions that takes a lazy tensor."""
     with torch._C.DisableTorchFunctionSubclass():
         if func in _answers:
             return _answers[func](*args, **kwargs)
@@ -53,7 +53,7 @@ def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if (
             kwargs.get("device") is not None
             and torch.device(kwargs["device"]).type == "cpu"
-            # A dispatch mode passes operations on, whose device C++ takes for the CPU.
+            # A dispatch mode passes on operations whose device C++ takes for the CPU.
             and not isinstance(func, torch._ops.OpOverload)
         ):
             like = torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype)
@@ -68,7 +68,7 @@ hooks.called = called
 
 
 def _autocast_as_on_devices() -> contextlib.AbstractContextManager[object]:
-    """Keeps C++, which takes the tensors for the CPU's, from casting by the CPU's lists."""
+    """Keeps C++, which takes the tensors for CPU tensors, from casting by the CPU's lists."""
     if torch.is_autocast_enabled("cpu"):
         return torch.autocast("cpu", enabled=False)
     return contextlib.nullcontext()
@@ -92,7 +92,7 @@ def _refuse_two_devices(args: tuple[Any, ...]) -> None:
 
 
 def _wraps(tensor: torch.Tensor) -> bool:
-    """Whether it is one of torch.func's, in which there may be a tensor of any device."""
+    """Whether `tensor` wraps another one for torch.func, which may be on any device."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
@@ -107,7 +107,7 @@ class _ToHost(torch.autograd.Function):
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the CPU, whose gradient comes back."""
+    """A copy on the CPU, through which gradients come back."""
     if tensor.requires_grad and torch.is_grad_enabled():
         return _ToHost.apply(tensor)  # type: ignore[return-value]
     return read(tensor)
@@ -179,20 +179,20 @@ def _tolist(tensor: torch.Tensor) -> Any:
 def _item(tensor: torch.Tensor) -> Any:
     if tensor.numel() != 1:
         raise RuntimeError(f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar")
-    # A view would be computed by a program of its own.
+    # Computing a view would take another program.
     scalar = tensor.reshape(()) if tensor.dim() else tensor
     return dispatched(torch.ops.aten._local_scalar_dense.default, (scalar,), {})
 
 
 @answer(_Tensor.__format__)
 def _format(tensor: torch.Tensor, spec: str) -> str:
-    # torch formats the number of a tensor of its own class only. Replicas have one each.
+    # torch formats the number only of its own class's tensors. Replicas have one number each.
     if tensor.dim() or (in_region() and not spec):
         return object.__format__(tensor, spec)
     return format(_item(tensor), spec)
 
 
-# Hooks and Functions are the user's code, whose calls are answered here too.
+# Hooks and autograd Functions are the user's code, whose calls are answered here too.
 @answer(_Tensor.backward)
 def _backward(
     tensor: torch.Tensor, gradient: Any = None, retain_graph: bool | None = None,
@@ -200,22 +200,22 @@ def _backward(
 ) -> None:  # fmt: skip
     _require_own_parts(tensor)
     with torch._C._EnableTorchFunction():
-        unasked.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
+        _plain_autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 @answer(torch.autograd.backward)
 def _backward_of_several(*args: Any, **kwargs: Any) -> None:
-    # A newer torch asks here.
+    # A newer torch arrives here.
     _require_own_parts(args[:1], kwargs.get("tensors"))
     with torch._C._EnableTorchFunction():
-        unasked.backward(*args, **kwargs)
+        _plain_autograd.backward(*args, **kwargs)
 
 
 @answer(torch.autograd.grad)
 def _grad(*args: Any, **kwargs: Any) -> Any:
     _require_own_parts(args[:1], kwargs.get("outputs"))
     with torch._C._EnableTorchFunction():
-        return unasked.grad(*args, **kwargs)
+        return _plain_autograd.grad(*args, **kwargs)
 
 
 def _require_own_parts(*roots: Any) -> None:
@@ -226,7 +226,7 @@ def _require_own_parts(*roots: Any) -> None:
 
 @answer(F.scaled_dot_product_attention)
 def _attention(*args: Any, **kwargs: Any) -> torch.Tensor:
-    # The CPU's flash attention is one operation of its own, and XLA fuses the plain one.
+    # The CPU's flash attention is a single operation; XLA fuses the plain one.
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(*args, **kwargs)
 
@@ -244,7 +244,7 @@ def _norm(
     tensor: torch.Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, out: Any = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    # torch does the same on devices that it knows, and warns of its older way on others.
+    # torch does the same on devices that it knows, and warns about an older way on others.
     order = 2.0 if p is None or p == "fro" else p
     if isinstance(order, str):
         with torch._C.DisableTorchFunctionSubclass():
@@ -270,14 +270,14 @@ def _no_memory(name: str) -> Answer:
 
 
 _WITH_MEMORY = ("data_ptr", "untyped_storage", "storage", "share_memory_", "apply_", "map_")
-# For these torch would import torch_xla, which the process can't have beside JAX.
+# For these torch would import torch_xla, which can't share a process with JAX.
 _OF_TORCH_XLA = ("__dlpack__", "__dlpack_device__")
 for _name in (*_WITH_MEMORY, *_OF_TORCH_XLA):
     _answers[getattr(_Tensor, _name)] = _no_memory(_name)
 
 
 def assign(tensor: LazyTensor, value: torch.Tensor) -> None:
-    """`tensor.data = value`.
+    """Assigns `value` to `tensor.data`.
 
     Raises:
         RuntimeError: `value` has another shape or dtype.

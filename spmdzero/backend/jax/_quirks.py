@@ -1,4 +1,4 @@
-"""Where JAX's operations differ from torch's: see `spmdzero.backend.replica.Quirks`."""
+"""Differences between JAX's operations and torch's: see `spmdzero.backend.replica.Quirks`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,21 +7,21 @@ from spmdzero.backend.replica import PRODUCTS, mixed_dtypes
 
 
 class JaxQuirks:
-    """None but one: the operations are torch's, and torch's meta kernels tell their results."""
+    """Few differences: the operations are torch's, and its meta kernels give their results."""
 
     def unsupported(self, func: Any, args: tuple[Any, ...]) -> str | None:
-        """Why torch refuses it where meta kernels don't.
+        """The reason why torch refuses the operation, where its meta kernels don't.
 
-        What the table lacks is refused where it is recorded.
+        Operations that the table lacks are refused where they are recorded.
         """
         return mixed_dtypes(func, args) if func in PRODUCTS else None
 
     def batch_norm(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """What a BatchNorm returns; it writes its running statistics."""
+        """Runs a BatchNorm, which writes its running statistics."""
         return func(*args, **kwargs)
 
     def made(self, result: Any) -> Any:
-        """The same."""
+        """The result itself."""
         return result

@@ -1,4 +1,4 @@
-"""Random draws outside of the replica region: the region's operations, of another generator."""
+"""Random draws outside of the replica region: the same operations, from another generator."""
 
 import contextlib
 import functools
@@ -19,10 +19,10 @@ from spmdzero.errors import ReplicaRegionError, SpmdZeroRuntimeError
 
 
 class GlobalRandom(Random):
-    """Draws of the devices' own generator."""
+    """Draws from the devices' own generator."""
 
     def stream(self) -> torch.Tensor:
-        """Another one for each draw; the same on every device."""
+        """A stream that differs for each draw, but is the same on every device."""
         seed, number = generator.draw(_host.seed)
         which = torch.full((1,), number, dtype=torch.int32, device=DEVICE)
         return stream_of(which, over(seed))
@@ -54,35 +54,35 @@ for _func in (*REPLACEMENTS, *IN_PLACE):
 
 
 class RandomState(types.ModuleType):
-    """What torch looks up as ``torch.xla``: torch.utils.checkpoint sets the generator back.
+    """The module that torch finds as ``torch.xla``; torch.utils.checkpoint resets its generator.
 
-    A replica's draws are of the CPU's generator, which it sets back too.
+    A replica's draws come from the CPU's generator, which checkpointing resets too.
     """
 
     _initialized = True
 
     @staticmethod
     def device_count() -> int:
-        """One, which stands for all."""
+        """The number of devices for torch: one, which stands for all."""
         return 1
 
     @staticmethod
     def current_device() -> int:
-        """Its index."""
+        """The index of that device."""
         return 0
 
     @staticmethod
     def device(_: Any) -> contextlib.AbstractContextManager[None]:
-        """A context in which it is the current one."""
+        """A context in which it is the current device."""
         return contextlib.nullcontext()
 
     @staticmethod
     def get_rng_state(_: Any = None) -> torch.Tensor:
-        """Where the generator is."""
+        """The position of the generator."""
         return torch.tensor(generator.position, dtype=torch.int64)
 
     @staticmethod
     def set_rng_state(state: torch.Tensor, _: Any = None) -> None:
-        """Draws again from there."""
+        """Sets the generator back to a position."""
         name, count = state.tolist()
         generator.go_to((name, count))

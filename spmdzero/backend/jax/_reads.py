@@ -1,4 +1,4 @@
-"""Reads of a replica's tensor: Python gets the value that all replicas have, or an error."""
+"""Reads of a replica's tensors: Python gets the value that all replicas share, or an error."""
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -25,7 +25,7 @@ _meshes: list[DeviceMesh] = []
 
 
 def watch_reads(mesh: DeviceMesh) -> None:
-    """Has every read of a replica's tensor checked from now on; `mesh` has all devices."""
+    """Makes every read of a replica's tensor checked; `mesh` has all devices."""
     _meshes[:] = [mesh]
     _host.traffic.watch = _read
 
@@ -49,7 +49,7 @@ def _values(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _read(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The value that all replicas have, on the CPU; None for a global tensor."""
+    """The value that all replicas share, on the CPU; None for a global tensor."""
     values = _values(tensor)
     if values is None:
         return None
@@ -58,7 +58,7 @@ def _read(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _text(tensor: LazyTensor) -> str:
-    """`repr(tensor)`: reads a global one, shows what each replica has of another."""
+    """The `repr` of a tensor: a global one is read, of another every replica's value is shown."""
     with torch.no_grad(), _disable_current_modes():
         if value_of(tensor).stand_in and traced.only:
             return text_without_data(tensor)

@@ -10,17 +10,18 @@ from spmdzero.backend.chips._torus import Torus
 
 
 def devices_by_host() -> list[jax.Device]:
-    """All devices; those of one process are beside each other, as its rows are."""
+    """All devices, host by host, in the order of the hosts' rows."""
     return sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
 
 
 def torus_of(devices: Sequence[Any]) -> Torus | None:
-    """Chips along each direction of JAX's devices, a device a chip, x first.
+    """Number of chips along each direction of JAX's devices, x first; a device is a chip.
 
-    They need not be numbered along x: host by host libtpu was seen to scatter over groups of a
-    direction's length too (0.0.21 on v5e:4x4 and v5p:4x4x4), as long as no group is all of them.
+    The devices need not be numbered along x: libtpu was seen to scatter over groups of a
+    direction's length in the order of hosts too (0.0.21 on v5e:4x4 and v5p:4x4x4), unless one group
+    is all.
 
-    Returns None where they are not one slice, filled.
+    Returns None where they don't fill one slice.
     """
     if not all(hasattr(device, "coords") for device in devices):
         return None

@@ -1,4 +1,4 @@
-"""Operations that are answered in the place of a record: copies, reads, what writes unseen."""
+"""Operations that are answered instead of recorded: copies, reads, and hidden writes."""
 
 import math
 from typing import Any
@@ -31,7 +31,7 @@ def _clone(tensor: torch.Tensor, *, memory_format: Any = None) -> torch.Tensor:
     return over(copied(value_of(tensor)), made)
 
 
-# In inference mode the second arrives here: there is no gradient to detach from.
+# In inference mode `detach_` arrives here: there is no gradient to detach from.
 @special(*LIFTS, _aten.detach_.default)
 def _itself(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
@@ -40,10 +40,10 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
 @special(_aten._to_copy.default)
 def _to_copy(tensor: torch.Tensor, *, device: Any = None, **kwargs: Any) -> torch.Tensor:
     if device is not None and torch.device(device).type == "cpu":
-        # C++ knows no other device, and may ask for a copy there when it means ours.
+        # C++ knows no other device, and may ask for a CPU copy when it means a lazy tensor.
         device = None
     if device is not None and torch.device(device).type == "meta":
-        # C++ asks what shape a sum has, one of whose terms is a zero that it never made.
+        # C++ asks for the shape of a sum one of whose terms is a zero that it never made.
         return meta_of(tensor).to(kwargs.get("dtype") or tensor.dtype)
     if isinstance(tensor, LazyTensor):
         return recorded(_aten._to_copy.default, (tensor,), kwargs)
@@ -79,8 +79,8 @@ def _has_same_storage_numel(one: LazyTensor, other: LazyTensor) -> bool:
 
 @special(_aten._linalg_check_errors.default)
 def _check_errors(*_: Any, **__: Any) -> None:
-    # Whether a matrix is singular is known when the devices have computed it, and what follows is
-    # NaN or infinite there; an error here would wait for them.
+    # Whether a matrix is singular is known once the devices have computed it; the results are NaN
+    # or infinite then. An error here would have to wait for them.
     return None
 
 
@@ -102,7 +102,7 @@ def _grouped_mm(
             f"{user_line()}: _grouped_mm takes tensors of different dtypes, {tensor.dtype} and "
             f"{mat2.dtype}. Cast one"
         )
-    # torch's meta kernel knows bf16 only, and its kernel for the CPU takes float32 too.
+    # torch's meta kernel accepts only bf16, while its CPU kernel takes float32 too.
     shape = [*tensor.shape[-2:-1], mat2.shape[-1]]
     if tensor.dim() == mat2.dim():
         shape.insert(0, tensor.shape[0] if tensor.dim() == 3 else offs.shape[0])
@@ -110,7 +110,7 @@ def _grouped_mm(
     return recorded_as(_aten._grouped_mm.default, (tensor, mat2, offs), like)
 
 
-# A torch without it has no such model.
+# A torch without the operation has no model that uses it.
 if hasattr(_aten, "_grouped_mm"):
     special(_aten._grouped_mm.default)(_grouped_mm)
 
@@ -125,7 +125,7 @@ def _set(tensor: LazyTensor, source: LazyTensor) -> torch.Tensor:
 def _batch_norm(
     x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *more: float
 ) -> Any:
-    # The first of the two writes the running statistics without saying so in its schema.
+    # `native_batch_norm` writes the running statistics without saying so in its schema.
     if mean is None:
         func = _aten._native_batch_norm_legit.no_stats
         return dispatched(func, (x, weight, bias, training, *more), {})

@@ -1,4 +1,4 @@
-"""`as_strided`, which sees the storage behind a tensor, of tensors that have none."""
+"""`as_strided`, which reads a tensor's storage, for tensors that have none."""
 
 import math
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def _as_strided(
     whole = torch.empty(count, dtype=tensor.dtype, device="meta")
     like = meta_result(_aten.as_strided.default, (whole, *args), {})
     steps.append(_step(_aten.as_strided.default, args, (count,), tuple(size), tensor.dtype))
-    # What a conjugated or negated view shows is a flag of the tensor to torch, and stays.
+    # Conjugation and negation of a view are flags of the tensor in torch, and stay.
     for flag in (_aten._conj.default, _aten._neg_view.default):
         if sum(step.func is flag for step in tensor.steps) % 2:
             steps.append(_step(flag, (), tuple(size), tuple(size), tensor.dtype))
@@ -48,7 +48,7 @@ def _step(func: Any, args: Any, before: Any, after: Any, dtype: torch.dtype) -> 
 
 
 def _to_storage(tensor: LazyTensor) -> list[ViewStep]:
-    """The steps from what a tensor's cell holds to its storage, `[elements]` of its dtype."""
+    """The steps from the value of a tensor's cell to its storage, `[elements]` of its dtype."""
     order, held = _storage_order(tensor.cell), tensor.cell.value
     shape, dtype = tuple(held.shape[dim] for dim in order), held.dtype
     steps: list[ViewStep] = []
@@ -102,10 +102,10 @@ def _resize(tensor: LazyTensor, size: Sequence[int], **_: Any) -> torch.Tensor:
 
 
 def _storage_order(cell: Cell) -> list[int]:
-    """The dims of what a cell holds as they lie in its storage, outermost first.
+    """The dims of a cell's value in the order of its storage, outermost first.
 
     Raises:
-        SpmdZeroRuntimeError: they don't fill it.
+        SpmdZeroRuntimeError: the dims don't fill the storage.
     """
     shape = cell.value.shape
     stride = torch.empty(shape, device="meta").stride() if cell.stride is None else cell.stride

@@ -1,8 +1,8 @@
-"""A torch tensor whose value JAX will compute: operations of it are recorded, not run.
+"""A torch tensor whose value JAX will compute: its operations are recorded, not run.
 
-C++ takes it for a tensor on the CPU without memory, so that autograd and views work as torch ships
-them; of autocast it has the key of the devices too. Python is told the device ``xla:0``: `_python`
-answers what a Python call asks of the device, `_dispatch` records what autograd leaves of it.
+C++ takes it for a CPU tensor without memory, so that torch's own autograd and views work; it also
+carries the devices' key of autocast. Python sees the device ``xla:0``: `_python` answers Python
+calls that depend on the device, and `_dispatch` records the operations below autograd.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ class LazyTensor(torch.Tensor):
     """A tensor on the devices of the JAX backend.
 
     Attributes:
-        cell: what it shares with its aliases.
-        steps: how it views what the cell holds.
+        cell: the value that it shares with its aliases.
+        steps: the views between the cell's value and this tensor.
     """
 
     cell: Cell
@@ -39,12 +39,12 @@ class LazyTensor(torch.Tensor):
     def __new__(
         cls, cell: Cell, steps: tuple[ViewStep, ...], like: torch.Tensor, offset: int = 0
     ) -> "LazyTensor":
-        """A tensor with the shape, strides and dtype of `like`, which is on the meta device.
+        """Makes a tensor with the shape, strides and dtype of `like`, which is on the meta device.
 
         Args:
             cell, steps: see the attributes.
-            like: its place in the storage is what it is, and `offset`.
-            offset: of what `like` is a view of.
+            like: its offset in the storage, added to `offset`, is that of the new tensor.
+            offset: that of the tensor which `like` is a view of.
         """
         made = torch.Tensor._make_wrapper_subclass(  # pyrefly: ignore[missing-attribute]
             cls, like.shape, strides=like.stride(), storage_offset=like.storage_offset() + offset,
@@ -56,11 +56,11 @@ class LazyTensor(torch.Tensor):
     def __init__(
         self, cell: Cell, steps: tuple[ViewStep, ...], like: torch.Tensor, offset: int = 0
     ) -> None:
-        """Nothing is left to do."""
+        """Does nothing: `__new__` has done all."""
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """Where Python code believes it to be."""
+        """The device that Python code sees."""
         return DEVICE
 
     @property
@@ -101,7 +101,7 @@ class LazyTensor(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
     ) -> Any:
         if StandIn in types:
-            # It finds its value first, and calls again.
+            # The stand-in computes its value first, and then calls again.
             return NotImplemented
         return hooks.called(func, args, kwargs or {})
 
@@ -112,19 +112,19 @@ class LazyTensor(torch.Tensor):
         return hooks.dispatched(func, args, kwargs or {})
 
 
-# Attributes that make a tensor what it is.
+# Attributes that make a tensor a lazy one.
 OWN = ("cell", "steps", "_is_param")
 
 
 class Hooks:
-    """What a tensor has others do, who know tensors: they set it when they are imported.
+    """Functions for a tensor that other modules set when they are imported.
 
     Attributes:
-        called: a Python call of torch's.
-        dispatched: an operation below autograd.
-        written: one of them that writes.
-        assign: `tensor.data = value`.
-        text: `repr(tensor)`.
+        called: answers a Python call of torch's.
+        dispatched: answers an operation below autograd.
+        written: answers an operation that writes.
+        assign: does `tensor.data = value`.
+        text: makes `repr(tensor)`.
     """
 
     called: Callable[[Any, tuple[Any, ...], dict], Any]
@@ -151,8 +151,8 @@ def over(value: Value, like: torch.Tensor | None = None) -> LazyTensor:
 
 
 def become(tensor: LazyTensor, other: LazyTensor) -> None:
-    """Gives `tensor` the shape, strides, dtype and place of `other`, and shares its cell."""
-    # torch's own setter, which knows nothing of cells; version counter and gradient stay.
+    """Gives `tensor` the shape, strides, dtype and place of `other`, and its cell."""
+    # This is torch's own setter, which doesn't know cells; version counter and gradient stay.
     with torch._C.DisableTorchFunctionSubclass():
         if _place(tensor) != _place(other):
             other.cell.turned = True
@@ -161,15 +161,14 @@ def become(tensor: LazyTensor, other: LazyTensor) -> None:
 
 
 def require_own_part(tensor: LazyTensor) -> None:
-    """Refuses a view of which autograd's graph would have another part of its base.
+    """Refuses a view for which autograd would compute the gradient of another part of its base.
 
-    To torch a tensor like this one, which Python dispatches, is what the view's operations make of
-    its base, and it does them once more where the base was written. After a change of shape in
-    place, of the base or of the view, they may make another part. A tensor with memory is known
-    by its place in that.
+    torch repeats the operations of a view on its base, if the base was written and Python
+    dispatches its tensors. After a change of shape in place, of the base or of the view, they may
+    give another part. (A tensor with memory is known by its place in it.)
 
     Raises:
-        SpmdZeroRuntimeError: autograd is recording, and would have another part.
+        SpmdZeroRuntimeError: autograd is recording, and would take another part.
     """
     if not torch.is_grad_enabled():
         return
@@ -177,7 +176,7 @@ def require_own_part(tensor: LazyTensor) -> None:
         base = tensor._base
         if base is None:
             return
-        # No view reaches beyond it, and the meta device has no memory to run out of.
+        # No view reaches beyond this size, and a tensor on the meta device takes no memory.
         like = torch.empty(1 << 48, dtype=base.dtype, device="meta")
         like = like.as_strided(base.shape, base.stride(), base.storage_offset())
         try:
@@ -194,15 +193,15 @@ def require_own_part(tensor: LazyTensor) -> None:
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Where in its storage its elements are."""
+    """The place of the tensor's elements in its storage."""
     return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
 
 
 def alias_of(
     source: LazyTensor, steps: tuple[ViewStep, ...], like: torch.Tensor, offset: int
 ) -> LazyTensor:
-    """A tensor that shares the cell of `source`, an inference tensor only where that is one."""
-    # torch shares the version of a normal tensor, and refuses one that was made in the mode.
+    """A tensor that shares the cell of `source`; it is an inference tensor only if that is one."""
+    # torch shares a normal tensor's version, but refuses that of a tensor made in inference mode.
     inside = torch.is_inference_mode_enabled() and not source.is_inference()
     with torch.inference_mode(mode=False) if inside else contextlib.nullcontext():
         return LazyTensor(source.cell, steps, like, offset)

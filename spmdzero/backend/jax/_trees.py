@@ -1,4 +1,4 @@
-"""What stands in lists, tuples and dicts: of values, of slots, of tensors."""
+"""Walks lists, tuples and dicts of values, slots or tensors."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -7,7 +7,7 @@ Leaf = TypeVar("Leaf")
 
 
 def found(tree: Any, kind: type[Leaf]) -> Iterator[Leaf]:
-    """Those of `kind`, in order."""
+    """The leaves of class `kind`, in order."""
     if isinstance(tree, kind):
         yield tree
     elif isinstance(tree, list | tuple):
@@ -19,7 +19,7 @@ def found(tree: Any, kind: type[Leaf]) -> Iterator[Leaf]:
 
 
 def swapped(tree: Any, kind: type[Leaf], get: Callable[[Leaf], Any]) -> Any:
-    """`tree` with `get(leaf)` for each of `kind`; a tuple of any class becomes a plain one."""
+    """A copy of `tree` with `get(leaf)` for leaves of `kind`; tuple subclasses become tuples."""
     if isinstance(tree, kind):
         return get(tree)
     if isinstance(tree, tuple):
@@ -34,12 +34,12 @@ def swapped(tree: Any, kind: type[Leaf], get: Callable[[Leaf], Any]) -> Any:
 def hashable(
     tree: Any, kind: type[Leaf] | tuple[type[Leaf], ...], get: Callable[[Leaf], Hashable]
 ) -> Hashable:
-    """What is equal for trees that are, with `get(leaf)` for each of `kind`."""
+    """A hashable form, equal for equal trees, with `get(leaf)` for leaves of `kind`."""
     if isinstance(tree, kind):
         return get(tree)
     if isinstance(tree, list | tuple):
         return tuple([hashable(item, kind, get) for item in tree])
     if isinstance(tree, Mapping):
         return tuple([(key, hashable(item, kind, get)) for key, item in tree.items()])
-    # 1, 1.0 and True are equal, but not the same to an operation.
+    # 1, 1.0 and True are equal, but they differ to an operation.
     return type(tree), tree

@@ -1,4 +1,4 @@
-"""What a lazy tensor stands for: an array on the devices, or the result of an operation."""
+"""Values of lazy tensors: arrays on the devices, or results of recorded operations."""
 
 import dataclasses
 import enum
@@ -14,11 +14,11 @@ from spmdzero.backend.jax._trees import found
 
 
 class Space(enum.IntEnum):
-    """Where a value lives: it decides where an operation of it is computed.
+    """The space of a value, which decides where operations on it are computed.
 
-    A neutral value is computed from nothing, such as `torch.arange`, and is the same anywhere. A
-    host's is another on each host, as the rows that it has loaded, and so is what is computed from
-    it; of one process there is none. A replica's is another on each device.
+    A neutral value is computed from nothing, as `torch.arange`, and is the same everywhere. A host
+    value differs from host to host, as the rows that a host has loaded and all that is computed
+    from them; a single process has none. A replica value differs from device to device.
     """
 
     NEUTRAL = 0
@@ -28,40 +28,41 @@ class Space(enum.IntEnum):
 
 
 class Op(Protocol):
-    """What a node does."""
+    """The operation of a node."""
 
     @property
     def key(self) -> Any:
-        """Tells operations apart in the key of a program; everything but values is in it."""
+        """Identifies the operation in a program's key; it includes everything but values."""
 
     @property
     def makes(self) -> Space | None:
-        """The space of its results; None for that of its inputs."""
+        """The space of the results; None for that of the inputs."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The results, of arrays that JAX traces."""
+        """The results as traced JAX arrays."""
 
 
 _serial = itertools.count(1)
 
 
 class Value:
-    """One result of a node, an array on the devices, or an input of what is being traced.
+    """A result of a node, an array on the devices, or an input of a trace.
 
     Attributes:
-        shape, dtype: of the tensor; in replica space of one replica's, in host space of one host's.
-        space: where it lives.
-        node, index: what makes it, None once it is computed.
-        array: what the devices hold, None until then. A replica's has a leading dim of all devices,
-            a host's is as `_own` says. Of a placeholder shape, dtype and sharding only.
-        stand_in: whether it is an input without data; what is computed from one has it too.
-        serial: later values have higher ones.
-        holders: live tensors' cells that hold it.
+        shape, dtype: of the tensor; in replica space those of one replica, in host space of one
+            host.
+        space: decides where operations on it are computed.
+        node, index: the node that makes it, and which of its results; None once it is computed.
+        array: the array on the devices, None until it is computed. A replica's has a leading dim of
+            all devices, a host's is as in `_own`. A placeholder's has only shape, dtype and
+            sharding.
+        stand_in: whether it is an input without data, or computed from one.
+        serial: increases from value to value.
+        holders: number of live tensors' cells that hold it.
         uploaded: whether it came from the host as a constant.
-        failed: whether JAX couldn't lower what makes it.
-        on_demand: whether it waits until somebody asks for it, where others are computed with the
-            next program.
-        replaces: serial of the computed value whose place in a tensor it takes; 0 for none.
+        failed: whether JAX couldn't lower its operation.
+        on_demand: whether it is computed only when it is asked for, not with the next program.
+        replaces: serial of the computed value that it replaces in a tensor; 0 for none.
     """
 
     __slots__ = (
@@ -88,17 +89,17 @@ class Value:
 
     @property
     def pending(self) -> bool:
-        """Whether it is the result of operations that have not been started."""
+        """Whether the value is the result of operations that have not been started."""
         return self.node is not None
 
     def take_place_of(self, old: "Value") -> None:
-        """Notes that a tensor holds this instead of `old`, and so whose memory would suit it."""
+        """Records that a tensor holds this value after `old`, whose memory suits it."""
         if self is not old:
             self.replaces = old.replaces if old.pending else old.serial
 
 
 def latest_serial() -> int:
-    """The serial of a value that would be made now."""
+    """The serial of a value that is made now."""
     return next(_serial)
 
 
@@ -107,12 +108,12 @@ class Node:
     """An operation that has not been started.
 
     Attributes:
-        op: what it does.
-        args, kwargs: its inputs, values among them, in lists and tuples too.
-        values: what is among them, in order.
+        op: the operation.
+        args, kwargs: its arguments; values may stand in lists and tuples.
+        values: the values among them, in order.
         space: where it is computed.
         scope: the names around it, outermost first.
-        place: file and line of the user's code that asked for it.
+        place: file and line of the user's code.
         outputs: its results.
     """
 
@@ -127,7 +128,7 @@ class Node:
 
 
 class _Here(threading.local):
-    """What is around the operations of a thread.
+    """The surroundings of a thread's operations.
 
     Attributes:
         scopes: the names, outermost first.
@@ -158,7 +159,7 @@ class Scoped:
 class Operation:
     """A context in which nodes carry the name of a torch operation, as torch_xla writes it.
 
-    Of what one operation is taken apart into that one's name stays.
+    Operations of a decomposition keep the name of the decomposed one.
     """
 
     def __init__(self, func: Any) -> None:
@@ -182,11 +183,11 @@ def record(
     kwargs: Mapping[str, Any],
     forms: Sequence[tuple[Sequence[int], torch.dtype]],
 ) -> tuple[Value, ...]:
-    """Notes an operation.
+    """Records an operation.
 
     Args:
-        op: what it does.
-        args, kwargs: its inputs; values stand for tensors.
+        op: the operation.
+        args, kwargs: its arguments; values stand for tensors.
         forms: shape and dtype of each result.
     """
     values = (*found(args, Value), *found(dict(kwargs), Value))

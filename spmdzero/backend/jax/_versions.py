@@ -1,4 +1,4 @@
-"""What differs between the versions of JAX and torch that this backend works with."""
+"""Differences between the versions of JAX and torch that this backend works with."""
 
 import contextlib
 import functools
@@ -9,12 +9,12 @@ import torch
 
 
 def wide_numbers() -> contextlib.AbstractContextManager[object]:
-    """Inside, JAX has numbers of 64 bits, as torch does; elsewhere JAX stays as its user set it."""
+    """Context in which JAX has 64-bit numbers, as torch has; outside the user's setting holds."""
     return _enable_x64(True)
 
 
 def narrow_numbers() -> contextlib.AbstractContextManager[object]:
-    """Inside of `wide_numbers`, JAX has numbers of 32 bits again, which Pallas's kernels need."""
+    """Context inside `wide_numbers` in which JAX has 32-bit numbers, as Pallas kernels need."""
     return _enable_x64(False)
 
 
@@ -27,10 +27,10 @@ def _enable_x64(enabled: bool) -> contextlib.AbstractContextManager[object]:
 
 @functools.cache
 def solve_turns_its_matrix() -> bool:
-    """Whether torch's solve returns the LU of the transposed matrix, and its gradient expects it.
+    """Whether torch's solve returns the LU of the transposed matrix, as its gradient then expects.
 
-    torch 2.9 does and 2.14 doesn't: it is asked, for a matrix of which the first row is kept in
-    its place where it is not transposed.
+    torch 2.9 does and 2.14 doesn't. Solving with a matrix that needs no pivoting unless it is
+    transposed shows it.
     """
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         pivots = torch.ops.aten._linalg_solve_ex(
@@ -42,8 +42,8 @@ def solve_turns_its_matrix() -> bool:
 def lowered_for(traced: Any, platform: str) -> Any:
     """A traced program, lowered for devices that need not be here, such as ``"tpu"``.
 
-    As for an export, which writes Pallas's kernels in the older Mosaic version that a compiler
-    apart from this JAX reads: libtpu 0.0.21 answers what jax 0.7.1 lowers otherwise with
+    It is lowered as for an export, which writes Pallas kernels in the older Mosaic version that a
+    compiler apart from this JAX reads: otherwise libtpu 0.0.21 refuses programs of jax 0.7.1 with
     "expected <= 7 but got 8".
     """
     from jax._src.interpreters import mlir

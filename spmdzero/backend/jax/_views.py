@@ -1,4 +1,4 @@
-"""Views: which operations make one, and how a write through one reaches what it views."""
+"""View operations, and how a write through a view reaches its base."""
 
 import dataclasses
 import math
@@ -16,10 +16,10 @@ class ViewStep:
 
     Attributes:
         func: the operation.
-        args, kwargs: beside the tensor that it views.
-        place: which of several results it is.
+        args, kwargs: its arguments beside the tensor.
+        place: index among several results, None for one.
         before, after: the shapes.
-        dtype: of what it views.
+        dtype: of the tensor that it views.
     """
 
     func: Any
@@ -35,18 +35,18 @@ Call = Callable[..., Any]
 
 
 class UnwritableViewError(Exception):
-    """A write through this view isn't known here."""
+    """A write through this view is not supported."""
 
 
 def written(step: ViewStep, base: Any, new: Any, call: Call) -> Any:
-    """`base` with `new` in the place that `step` views.
+    """`base` with `new` in the place that `step` shows.
 
     Args:
         base, new: values, of the shapes `step.before` and `step.after`.
         call: computes an operation of values.
 
     Raises:
-        UnwritableViewError: no such write is known.
+        UnwritableViewError: a write through this view is not supported.
     """
     name = step.func._schema.name.partition("::")[2]
     if name in _SAME:
@@ -63,7 +63,7 @@ def written(step: ViewStep, base: Any, new: Any, call: Call) -> Any:
 
 
 def shows_twice(step: ViewStep) -> bool:
-    """Whether it shows one element in several places, of which later steps may choose."""
+    """Whether the view shows an element several times, of which later steps may choose."""
     if step.func is _aten.unfold.default:
         size, stride = step.args[1:]
         return size > stride
@@ -71,12 +71,12 @@ def shows_twice(step: ViewStep) -> bool:
 
 
 def written_by_places(steps: Sequence[ViewStep], base: Any, new: Any, call: Call) -> Any:
-    """`base` with `new` in the place that `steps` view one after the other.
+    """`base` with `new` in the place that `steps` show one after the other.
 
     Raises:
-        UnwritableViewError: one of them shows other than the elements of what it views.
+        UnwritableViewError: a step shows other values than the elements of its base.
     """
-    # Where each element is in what is viewed, as numbers that are viewed alike.
+    # Number the elements of the base, and view the numbers alike: this gives each element's place.
     before = list(steps[0].before)
     places = call(_aten.arange.default, math.prod(before), dtype=torch.int64)
     places = call(_aten.view.default, places, before)

@@ -1,4 +1,4 @@
-"""What is written in place, into `out` and through views."""
+"""Writes in place, into `out` and through views."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,14 +27,14 @@ _aten = torch.ops.aten
 
 
 def write(tensor: torch.Tensor, value: Value) -> None:
-    """Makes `tensor`, and what it is a view of, hold `value`."""
+    """Makes `tensor`, and its base if it is a view, hold `value`."""
     if not isinstance(tensor, LazyTensor):
         raise SpmdZeroRuntimeError(
             f"{user_line()}: a value on the devices is written into a tensor on the CPU. Move it "
             "first: tensor.cpu()"
         )
     cell, held = tensor.cell, tensor.cell.value
-    # Of what is no view they are known without asking torch, which a step does for each tensor.
+    # A tensor that is no view has those of its value; asking torch would cost time at each step.
     shape, dtype = (tuple(tensor.shape), tensor.dtype) if tensor.steps else (held.shape, held.dtype)
     if value.shape != shape or value.dtype != dtype:
         value = compute(_aten.expand.default, _cast(value, dtype), list(shape))
@@ -42,7 +42,7 @@ def write(tensor: torch.Tensor, value: Value) -> None:
 
 
 def _with(steps: tuple[ViewStep, ...], held: Value, value: Value) -> Value:
-    """`held` with `value` in the place that the steps lead to."""
+    """`held` with `value` in the place that the steps show."""
     values = [held]
     for step in steps[:-1]:
         values.append(viewed(step, values[-1]))
@@ -113,7 +113,7 @@ def answered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _require_part(args: tuple[Any, ...]) -> None:
-    """As `require_own_part`, of what a gradient goes through once it is written."""
+    """Calls `require_own_part` for a written tensor through which a gradient goes."""
     target = args[0] if args else None
     if not isinstance(target, LazyTensor) or not target.cell.turned:
         return
@@ -121,12 +121,12 @@ def _require_part(args: tuple[Any, ...]) -> None:
         require_own_part(target)
 
 
-# They write the same into all places of an element.
+# Operations that write the same value to all places of an element.
 _ALIKE = {"aten::fill_", "aten::zero_"}
 
 
 def _require_places(func: Any, args: tuple[Any, ...]) -> None:
-    """Refuses a write into what shows one element in several places, as torch does."""
+    """Refuses a write into a tensor that shows an element several times, as torch does."""
     if not args or not isinstance(args[0], LazyTensor) or func._schema.name in _ALIKE:
         return
     shape, stride = args[0].shape, args[0].stride()
@@ -140,10 +140,10 @@ def _require_places(func: Any, args: tuple[Any, ...]) -> None:
 def _as_torch_takes_it(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Sequence[Any] | None:
-    """What an operation that writes returns, on the meta device; None where torch doesn't know.
+    """The result of an operation that writes, on the meta device; None where torch doesn't know.
 
     Raises:
-        RuntimeError: torch refuses it, as of a result that the written tensor's dtype can't hold.
+        RuntimeError: torch refuses it, for example if the written tensor's dtype can't hold it.
     """
     try:
         made = on_meta(func, args, kwargs)
@@ -153,7 +153,7 @@ def _as_torch_takes_it(
 
 
 def _require_cast(dtype: torch.dtype, wanted: torch.dtype) -> None:
-    # Some of torch's meta kernels don't ask.
+    # Some of torch's meta kernels don't check this.
     if not torch.can_cast(dtype, wanted):
         raise RuntimeError(
             f"{user_line()}: result type {dtype} can't be cast to the desired output type {wanted}"
@@ -161,7 +161,7 @@ def _require_cast(dtype: torch.dtype, wanted: torch.dtype) -> None:
 
 
 def _resize(target: torch.Tensor, meta: torch.Tensor) -> None:
-    """Gives what an operation is told to write into the shape of its result, as torch does."""
+    """Gives an `out` tensor the shape of its result, as torch does."""
     if target.shape == meta.shape or not isinstance(target, LazyTensor):
         return
     if target.numel() or target.steps:

@@ -1,4 +1,4 @@
-"""What the devices hold of one tensor: see `spmdzero.backend.Arrays`."""
+"""Questions about one tensor on the devices: see `spmdzero.backend.Arrays`."""
 
 import functools
 import math
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from jax.sharding import NamedSharding
 
-from spmdzero.backend.jax import _dispatch, _host, _unasked, _writes
+from spmdzero.backend.jax import _dispatch, _host, _plain_autograd, _writes
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._graph import mark_of
 from spmdzero.backend.jax._tensor import OWN, LazyTensor
@@ -24,18 +24,18 @@ PARAMETER = LazyTensor
 
 
 def attributes(tensor: torch.Tensor) -> dict[str, Any]:
-    """What was set on `tensor` by its users, without what makes it a lazy tensor."""
+    """The attributes that users set on `tensor`, without those of a lazy tensor."""
     return {key: value for key, value in vars(tensor).items() if key not in OWN}
 
 
 def is_mine(tensor: torch.Tensor) -> bool:
     """Whether `tensor` is on the devices."""
-    # What a loop's block returned has yet to become one.
+    # A `StandIn`, as a loop's block returns, becomes a lazy tensor later.
     return isinstance(tensor, LazyTensor | StandIn)
 
 
 def read(tensor: torch.Tensor) -> torch.Tensor:
-    """The value on the CPU, once it is computed."""
+    """The value of `tensor` as a CPU tensor, computed first if it is pending."""
     return _dispatch.read(tensor)
 
 
@@ -45,69 +45,69 @@ def inner(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def backward(tensors: Any, grads: Any = None, **named: Any) -> None:
-    """`torch.autograd.backward` in which function modes stay."""
-    _unasked.backward(tensors, grads, **named)
+    """`torch.autograd.backward`, in which function modes stay on."""
+    _plain_autograd.backward(tensors, grads, **named)
 
 
 def fresh(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that is an operation of the pending program, free to be annotated and donated."""
+    """A copy as an operation of the pending program, which can be annotated and donated."""
     return tensor.clone()
 
 
 def write_stamp(tensor: torch.Tensor) -> tuple[int, int]:
-    """Changes whenever `tensor` is written: in place, through a view, or through `.data`."""
+    """A stamp that changes whenever `tensor` is written: in place, by a view, or by `.data`."""
     assert isinstance(tensor, LazyTensor)
     return tensor.cell.serial, tensor.cell.writes
 
 
 def value_ids(tensors: Sequence[torch.Tensor]) -> list[Hashable]:
-    """One for each tensor: the same as before where nothing was written into it."""
+    """The id of each tensor's value, which a write changes."""
     return [value_of(tensor).serial for tensor in tensors]
 
 
 def set_value(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Makes `tensor`, what is detached from it and its views hold what `value` holds."""
+    """Makes `tensor`, its views and the tensors detached from it hold the value of `value`."""
     _writes.write(tensor, value_of(value))
 
 
 def replace(tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """Makes `tensor` alone hold what `other` holds."""
+    """Gives `tensor` alone the value of `other`."""
     assert isinstance(tensor, LazyTensor)
     _dispatch.replace(tensor, value_of(other))
 
 
 def are_pending(tensors: Sequence[torch.Tensor]) -> list[bool]:
-    """Whether each is the result of operations that have not been started."""
+    """Whether each tensor is pending: the result of operations that have not been started."""
     return [isinstance(t, LazyTensor) and value_of(t).node is not None for t in tensors]
 
 
 def buffer_handles(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """What tells the memory of computed tensors apart; shared by those that share it."""
+    """An id of the memory of each computed tensor; tensors that share memory have the same."""
     return [value_of(tensor).serial for tensor in tensors]
 
 
 def memory_of(tensor: torch.Tensor) -> "weakref.ref[Value]":
-    """What tells the memory of `tensor` apart, for `is_kept_beside`."""
+    """An id of the memory of `tensor`, for `is_kept_beside`."""
     return weakref.ref(value_of(tensor))
 
 
 def is_kept_beside(memory: "weakref.ref[Value]", tensor: torch.Tensor) -> bool:
-    """Whether `memory`, which was that of `tensor`, stays while its new value takes another.
+    """Whether `memory`, which `tensor` had before, still exists beside its new memory.
 
-    It is given away unless a tensor holds the old value, whoever has the new one.
+    It is donated unless a tensor holds the old value, whichever tensor has the new one.
     """
     value = memory()
     return value is not None and value is not value_of(tensor) and value.holders > 0
 
 
 def forms_of(tensors: Sequence[torch.Tensor]) -> list[Form]:
-    """Of each shape, dtype and sharding."""
-    # A value knows its shape and dtype; torch would ask the tensor's class for them.
+    """Shape, dtype and sharding of each tensor."""
+    # Ask the values, which know shape and dtype; torch would ask the tensor's class.
     return [(v.shape, v.dtype, _sharding_of(v)) for v in map(value_of, tensors)]
 
 
 def sharding_of(tensor: torch.Tensor) -> str:
-    """The annotation as HLO writes it, ``''`` where there is none."""
+    """The sharding of `tensor` as HLO writes it, ``''`` where it has none."""
     return _sharding_of(value_of(tensor))
 
 
@@ -119,7 +119,7 @@ def _sharding_of(value: Value) -> str:
 
 
 def sharding_in_jax(value: Value) -> Any:
-    """The annotation of a global value as JAX has it, None where there is none."""
+    """The sharding of a global value as JAX has it, None where it has none."""
     if value.array is not None:
         return value.array.sharding
     op = mark_of(value)
@@ -149,7 +149,7 @@ def hlo_sharding(sharding: Any, ndim: int) -> str:
 
 
 def is_split(tensor: torch.Tensor) -> bool:
-    """Whether an annotated tensor may be different on each device."""
+    """Whether devices may hold different parts of an annotated tensor."""
     return sharding_of(tensor) not in ("", "{replicated}")
 
 
@@ -160,7 +160,7 @@ def _array(tensor: torch.Tensor) -> Any:
 
 
 def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """What each device of this process holds, as CPU tensors, once it is computed."""
+    """The shard of each device of this process, as a CPU tensor, computed first if pending."""
     value = value_of(tensor)
     with wide_numbers():
         return [
@@ -170,7 +170,7 @@ def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def local_slices(tensor: torch.Tensor) -> list[tuple[slice, ...]]:
-    """The part that each of them holds; nothing is read from the devices."""
+    """The slice of `tensor` that each shard holds; reads nothing back."""
     array = _array(tensor)
     return [
         tuple(
@@ -182,12 +182,12 @@ def local_slices(tensor: torch.Tensor) -> list[tuple[slice, ...]]:
 
 
 def local_shapes(tensor: torch.Tensor) -> list[tuple[int, ...]]:
-    """The shapes of `local_slices`."""
+    """The shapes of the slices in `local_slices`."""
     return [tuple(part.stop - part.start for part in parts) for parts in local_slices(tensor)]
 
 
 def local_replicas(tensor: torch.Tensor) -> list[int]:
-    """For each of them, how many devices before it hold the same part."""
+    """For each shard of `local_shards`, how many devices before its own hold the same part."""
     return [shard.replica_id for shard in ordered_shards(_array(tensor))]
 
 

@@ -1,4 +1,4 @@
-"""Python made programs: see `spmdzero.backend.Compiler`."""
+"""Compiles functions that are written in Python: see `spmdzero.backend.Compiler`."""
 
 import contextlib
 import dataclasses
@@ -23,25 +23,25 @@ __all__ = [
     "same_value",
     "stand_in",
     "start_pending",
-    "strangers",
+    "unknown_values",
 ]
 
 
 def no_stand_in_left() -> contextlib.AbstractContextManager[None]:
-    """Around code that calls `fold`: nothing that was computed from a stand-in outlives it.
+    """Context around code that calls `fold`: no tensor computed from a stand-in outlives it.
 
     Raises:
-        StandInKeptError: something had to be taken from somebody who kept it.
+        StandInKeptError: some code kept such a tensor, which was taken from it.
     """
     return nothing_outlives(lambda: _Kept(latest_serial()))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Kept:
-    """What live tensors hold of stand-ins, and of what is computed from them.
+    """Live tensors that hold stand-ins, or values computed from them.
 
     Attributes:
-        since: serials of what is meant are higher.
+        since: only values with a higher serial count.
     """
 
     since: int
@@ -50,11 +50,11 @@ class _Kept:
         return value.stand_in and value.serial > self.since
 
     def is_any(self) -> bool:
-        """Whether they hold any."""
+        """Whether there are such tensors."""
         return any(self._is_meant(cell.value) for cell in cells())
 
     def replace(self) -> None:
-        """Puts zeros in its place."""
+        """Puts zeros in the place of their values."""
         for cell in cells():
             value = cell.value
             if self._is_meant(value):
@@ -62,7 +62,7 @@ class _Kept:
 
 
 class Uploads(set[int]):
-    """Serials of what was uploaded; `since` is that of the latest value before."""
+    """Serials of the recorded uploads; `since` is the serial of the latest value before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,29 +71,29 @@ class Uploads(set[int]):
 
 @contextlib.contextmanager
 def record_uploads() -> Iterator[Uploads]:
-    """Takes down each upload inside."""
+    """Context that records each upload inside."""
     uploads = Uploads()
     _host.traffic.uploads.append(uploads)
     try:
         yield uploads
     finally:
-        # `remove` would take the first that is equal, as sets are that hold the same.
+        # `remove` would take the first set that is equal, which may be another one.
         _host.traffic.uploads.pop()
 
 
-def strangers(
+def unknown_values(
     inputs: Sequence[Constant], uploads: Uploads, *, known: Collection[int] = ()
 ) -> list[Constant]:
-    """Those constants of a folded function that may be something else when it runs again.
+    """The constants of a folded function that may differ when it runs again.
 
     Args:
         inputs: the constants.
-        uploads: since the trace began.
-        known: handles of others that are none.
+        uploads: those recorded since the trace began.
+        known: handles of other constants that stay the same.
     """
     return [c for c in inputs if c.is_seed or not (c.handle in known or c.handle in uploads)]
 
 
 def start_pending(device: torch.device) -> None:
-    """Starts what is recorded."""
+    """Starts the recorded operations."""
     runtime.sync()

@@ -1,29 +1,29 @@
-"""What this process has compiled, moved and read: see `spmdzero.backend.Counters`."""
+"""Counts of compilations, transfers and reads of this process: see `spmdzero.backend.Counters`."""
 
 from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._host import traffic
 
 
 def compiled() -> tuple[int, float]:
-    """Programs that were compiled, and the seconds that took."""
+    """Number of compiled programs, and the seconds that compiling them took."""
     return compilations.count, compilations.seconds
 
 
 def aliased_inputs() -> int:
-    """Input buffers that the last compiled program reuses for its outputs (donation)."""
+    """Number of input buffers that the last compiled program reuses for outputs (donation)."""
     return compilations.aliased
 
 
 def host_reads() -> int:
-    """Transfers from the devices to the host; each waits for what computes its value."""
+    """Number of transfers from the devices to the host; each waits for its value."""
     return traffic.reads
 
 
 def fallbacks() -> dict[str, int]:
-    """None: what the table lacks is an error."""
+    """Calls per operation that ran on the CPU: none, as an operation without an entry raises."""
     return {}
 
 
 def fallback_calls(operation: str) -> int:
-    """None, see `fallbacks`."""
+    """Number of calls of one operation that ran on the CPU: 0, see `fallbacks`."""
     return 0

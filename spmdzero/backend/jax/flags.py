@@ -1,15 +1,15 @@
-"""What the compilers are started with: see `spmdzero.backend.Flags`."""
+"""The flags that the compilers are started with: see `spmdzero.backend.Flags`."""
 
 from spmdzero.backend.chips._flag_sets import ALWAYS, FLAG_SETS, flags_of, given_to_libtpu
+from spmdzero.backend.jax._disk_cache import KeptPrograms
 from spmdzero.backend.jax._execute import compilations
-from spmdzero.backend.jax._kept import KeptPrograms
 from spmdzero.backend.jax._options import chosen, flags_for, of_cpu, of_tpu
 
 __all__ = ["ALWAYS", "FLAG_SETS", "apply", "cpu_flags", "flags_for", "in_force", "use_cache"]
 
 
 def apply(name: str) -> None:
-    """Hands a set to the TPU compiler with each program from now on, so it never comes too late.
+    """Hands a set to the TPU compiler with each later program, so that it never comes too late.
 
     Raises:
         SpmdZeroUsageError: there is no such set.
@@ -19,12 +19,12 @@ def apply(name: str) -> None:
 
 
 def in_force() -> dict[str, str]:
-    """The flags that the TPU compiler is handed, by the environment or with each program."""
+    """The flags that the TPU compiler gets, from the environment or with each program."""
     return given_to_libtpu() | of_tpu()
 
 
 def cpu_flags() -> list[str]:
-    """What XLA on the CPU is told by spmdzero."""
+    """The flags of spmdzero for XLA on the CPU."""
     return [f"--{name}={str(value).lower()}" for name, value in of_cpu().items()]
 
 

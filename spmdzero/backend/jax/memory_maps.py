@@ -7,15 +7,15 @@ _OWN = Path("/proc/self/maps")
 
 
 def limit() -> int | None:
-    """Memory maps that Linux lets it have; None where there is no such limit."""
+    """Number of memory maps that Linux allows this process; None without such a limit."""
     return int(_LIMIT.read_text()) if _LIMIT.exists() else None
 
 
 def count() -> int:
-    """Memory maps in use."""
+    """Number of memory maps in use."""
     return _OWN.read_bytes().count(b"\n")
 
 
 def make_room() -> int:
-    """Compiles nothing: `Compilations` keeps so many programs and lets go of the rest."""
+    """Does nothing, as `Compilations` keeps a limited number of programs; returns 0."""
     return 0

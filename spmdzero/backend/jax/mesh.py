@@ -1,4 +1,4 @@
-"""A JAX mesh made from the plan's backend-free description: placing, marking, crossing."""
+"""A JAX mesh for the plan's `MeshSpec`: placing, marking and crossing."""
 
 import dataclasses
 import functools
@@ -47,23 +47,23 @@ class DeviceMesh:
 
     @functools.cached_property
     def devices(self) -> jax.sharding.Mesh:
-        """The mesh as JAX has it, host by host."""
+        """JAX's mesh, with the devices host by host."""
         devices = np.array(devices_by_host()[: self.spec.size]).reshape(self.spec.shape)
         return jax.sharding.Mesh(devices, self.spec.names)
 
     @property
     def _key(self) -> tuple[Any, ...]:
-        """What sets the operations of this mesh apart from those of another."""
+        """Distinguishes the operations of this mesh from those of another."""
         return (self.spec.names, self.spec.shape)
 
     @property
     def size(self) -> int:
-        """Devices in the mesh."""
+        """Number of devices in the mesh."""
         return self.spec.size
 
     @property
     def replicas(self) -> int:
-        """Data-parallel replicas: each runs the model on rows of its own."""
+        """Number of data-parallel replicas, each of which runs the model on its own rows."""
         return self.spec.replicas
 
     @functools.cached_property
@@ -74,15 +74,15 @@ class DeviceMesh:
 
     @property
     def batch_axes(self) -> str | tuple[str, ...]:
-        """The axes that a batch dim is split over: all of them."""
+        """The mesh axes that a batch dim is split over: all of them."""
         return self.spec.names if len(self.spec.names) > 1 else self.spec.names[0]
 
     def batch_spec(self, ndim: int, dim: int = 0) -> PartitionSpec:
-        """`dim` of an `ndim`-dimensional tensor split over all axes."""
+        """The spec of an `ndim`-dimensional tensor whose `dim` is split over all axes."""
         return tuple(self.batch_axes if i == dim else None for i in range(ndim))
 
     def sharding(self, spec: PartitionSpec) -> NamedSharding:
-        """What JAX calls a spec on this mesh."""
+        """JAX's sharding for a spec on this mesh."""
         return NamedSharding(self.devices, JaxSpec(*spec))
 
     def mark(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
@@ -109,7 +109,7 @@ class DeviceMesh:
         (annotated,) = record(op, (value,), {}, [(value.shape, value.dtype)])
         writes = tensor.cell.writes
         write(tensor, annotated)
-        # An annotation changes no number.
+        # An annotation changes no value.
         tensor.cell.writes = writes
         return tensor
 
@@ -119,8 +119,8 @@ class DeviceMesh:
             tensor.cell.same = True
 
     def commit(self, old: torch.Tensor, new: torch.Tensor, spec: PartitionSpec) -> None:
-        """Makes `old` hold `new`, annotated; nobody holds the old value then: it is donated."""
-        # As `old.copy_(new)` does, which autograd counts too.
+        """Makes `old` hold `new`, annotated; no tensor holds the old value then: it is donated."""
+        # Count a write, as autograd does for `old.copy_(new)`.
         write(old, value_of(new))
         torch.autograd.graph.increment_version(old)
         self.mark(old, spec)
@@ -153,10 +153,10 @@ class DeviceMesh:
     def reduce_scatter(
         self, local: torch.Tensor, *, axis: str, dim: int, steps: tuple[int, ...] = ()
     ) -> torch.Tensor:
-        """The sum over an axis, of which this device keeps its part of `dim`; in replica space.
+        """Sums over a mesh axis, and leaves each device its part of `dim`; in replica space.
 
         Args:
-            steps: factors of the axis's length, one reduce-scatter for each; none for one.
+            steps: factors of the axis's length, one reduce-scatter for each; empty for one in all.
         """
         shape, length = list(local.shape), self._parts(axis)
         shape[dim] //= length
@@ -175,7 +175,7 @@ class DeviceMesh:
         return over(record(op, (own_value(local),), {}, [(shape, local.dtype)])[0])
 
     def all_reduce(self, local: torch.Tensor, *, axis: str) -> torch.Tensor:
-        """The sum over an axis, in replica space."""
+        """The sum over a mesh axis, in replica space."""
 
         def summed(array: jax.Array) -> jax.Array:
             return jax.lax.psum(array, axis)
@@ -185,9 +185,9 @@ class DeviceMesh:
         return over(record(op, (own_value(local),), {}, [(tuple(local.shape), local.dtype)])[0])
 
     def sum_partial(self, partial: torch.Tensor) -> torch.Tensor:
-        """The sum over dim 0 of a Partial `[n, *shape]`, in its dtype, which crosses the wire.
+        """The sum over dim 0 of a partial `[n, *shape]`, in its dtype, which crosses the wire.
 
-        torch's sum adds bf16 up in fp32, and the devices would send that.
+        torch's sum would add bf16 in fp32, and the devices would send fp32.
         """
         op = MeshOp(("sum_partial",), _summed)
         shape = tuple(partial.shape[1:])
@@ -196,13 +196,13 @@ class DeviceMesh:
     def place(self, host: torch.Tensor, spec: PartitionSpec = REPLICATED) -> torch.Tensor:
         """Uploads a CPU tensor: each device receives only its own shard.
 
-        With several hosts a tensor that is split holds this host's part only.
+        With several hosts, `host` holds only this host's part of a tensor that is split.
         """
         spec = spec or (None,) * host.dim()
         return self._placed(host, self._put(_host.to_numpy(host), spec))
 
     def place_part(self, host: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
-        """As `place`, of a tensor that every host has all of: each device receives its shard."""
+        """Uploads a CPU tensor that every host has whole: each device receives only its shard."""
         if jax.process_count() == 1 or not any(spec):
             return self.place(host, spec)
         array = _host.to_numpy(host)
@@ -234,22 +234,22 @@ class DeviceMesh:
         return self._put(array, (None,) * array.ndim)
 
     def place_all(self, hosts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Uploads CPU tensors to every device whole."""
+        """Uploads CPU tensors whole to every device."""
         if jax.process_count() > 1:
             return [self.place(host) for host in hosts]
         whole = self.sharding(())
         with wide_numbers():
-            # One call: JAX takes longer to prepare one than to send a number.
+            # Use one call: JAX takes longer to prepare a transfer than to send a number.
             arrays = jax.device_put([_host.to_numpy(host) for host in hosts], whole)
         return [self._placed(host, array) for host, array in zip(hosts, arrays, strict=True)]
 
     def overwrite(self, tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
-        """Replaces what the devices hold of `tensor`, which stays the same tensor.
+        """Overwrites the values of `tensor` on the devices; it stays the same tensor.
 
         Args:
             tensor: annotated, and computed.
-            parts: what each device of this process is to hold, CPU tensors of its dtype in the
-                order of `Arrays.local_slices`.
+            parts: CPU tensors of its dtype, one for each device of this process, in the order of
+                `Arrays.local_slices`.
         """
         value = value_of(tensor)
         assert value.array is not None
@@ -266,12 +266,12 @@ class DeviceMesh:
     def zeros(
         self, shape: tuple[int, ...], dtype: torch.dtype, spec: PartitionSpec
     ) -> torch.Tensor:
-        """Zeros that are born as shards: no device ever holds the whole tensor."""
+        """Zeros that are created as shards: no device ever holds the whole tensor."""
         return self.mark(torch.zeros(shape, dtype=dtype, device="xla"), spec)
 
 
 def ordered_shards(array: jax.Array) -> list[Any]:
-    """What each device of this process holds, in the order of the devices."""
+    """The array's shards on this process's devices, in the order of the devices."""
     return sorted(array.addressable_shards, key=lambda shard: shard.device.id)
 
 

@@ -1,4 +1,4 @@
-"""Tracing without data: programs of tensors that no memory here could hold."""
+"""Tracing without data, for programs of tensors that no memory here could hold."""
 
 from collections.abc import Iterable, Sequence
 
@@ -18,12 +18,12 @@ from spmdzero.backend.protocols._programs import AnnotatedProgram
 
 
 class Placeholders:
-    """Tensors whose data was taken away, so that programs of them can be traced, but not run."""
+    """Tensors without data, from which programs can be traced, but not run."""
 
     def stand_for(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Makes each tensor an input of what is traced from now on, sharded as its value was.
+        """Makes each tensor an input of later traces, sharded as its value was.
 
-        What was pending for it is forgotten.
+        Its pending operations are dropped.
         """
         for tensor in tensors:
             value = value_of(tensor)

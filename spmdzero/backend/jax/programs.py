@@ -32,13 +32,13 @@ __all__ = [
 
 
 def scope(name: str) -> contextlib.AbstractContextManager[None]:
-    """What is computed inside carries `name` in the compiled program."""
-    # torch_xla numbers its scopes, and who reads names out of HLO looks for the number.
+    """Context that names the operations inside `name` in the compiled program."""
+    # torch_xla numbers its scopes, and code that reads names out of HLO looks for the number.
     return Scoped(f"{name}.0")
 
 
 def record_scopes(enabled: bool, *, by: Any) -> None:
-    """Names are always recorded here: they are no part of a program's key, and cost nothing."""
+    """Does nothing: names are always recorded, are no part of a program's key, and cost nothing."""
 
 
 def optimized_hlo(tensors: Sequence[torch.Tensor]) -> str:
@@ -47,14 +47,14 @@ def optimized_hlo(tensors: Sequence[torch.Tensor]) -> str:
 
 
 def text(tensors: Sequence[torch.Tensor]) -> str:
-    """That program as text; empty where nothing is left to compute."""
+    """The text of the program of `tensors`; empty where nothing is left to compute."""
     pending = zip(tensors, arrays.are_pending(tensors), strict=True)
     roots = [tensor for tensor, pends in pending if pends]
     return listing(Graph.of(list(map(value_of, roots)))[0]) if roots else ""
 
 
 def placeholders() -> Placeholders:
-    """None of a tensor yet."""
+    """A new `Placeholders`, which has no tensors yet."""
     return Placeholders()
 
 
@@ -62,7 +62,7 @@ def start_trace(folder: str | os.PathLike[str]) -> None:
     """Records what host and devices do, for TensorBoard and Perfetto.
 
     Raises:
-        SpmdZeroUsageError: it is being recorded already.
+        SpmdZeroUsageError: a trace is being recorded already.
     """
     try:
         jax.profiler.start_trace(folder)
@@ -73,5 +73,5 @@ def start_trace(folder: str | os.PathLike[str]) -> None:
 
 
 def stop_trace() -> None:
-    """Writes it to ``<folder>/plugins/profile/<time>/``."""
+    """Ends the trace and writes it to ``<folder>/plugins/profile/<time>/``."""
     jax.profiler.stop_trace()

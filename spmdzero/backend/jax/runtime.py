@@ -29,14 +29,14 @@ __all__ = ["has_tpu_chips", "is_tracing_only", "on_torus", "tracing_only"]
 
 
 def start() -> None:
-    """Readies the devices, those of other processes too; does nothing the second time.
+    """Readies the devices, also those of other processes; does nothing the second time.
 
-    ``PJRT_DEVICE=CPU`` and ``CPU_NUM_DEVICES``, by which torch_xla is told of virtual CPU devices,
-    tell JAX of them too, unless its own variables do or its devices were used before.
+    ``PJRT_DEVICE=CPU`` and ``CPU_NUM_DEVICES``, which give torch_xla virtual CPU devices, give them
+    to JAX too, unless its own variables are set or its devices were used before.
 
     Raises:
-        SpmdZeroRuntimeError: torch_xla is imported, whose tensors have the same device; or there
-            are other processes, and JAX's devices were used before.
+        SpmdZeroRuntimeError: torch_xla is imported, whose tensors have the same device name; or
+            there are other processes, and JAX's devices were used before.
     """
     _started()
 
@@ -48,12 +48,12 @@ def _started() -> None:
         jax.config.update("jax_platforms", "cpu")
     count = os.environ.get("CPU_NUM_DEVICES")
     if count and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        # JAX refuses where its devices were used: their number is its user's then.
+        # JAX refuses if its devices were used: then their number is the user's choice.
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", int(count))
     _cluster.connect()
     register()
-    # What is on the devices before an engine makes its own mesh is on all of them.
+    # Tensors that exist before an engine makes its own mesh are on all devices.
     DeviceMesh(MeshSpec((("fsdp", jax.device_count()),)))
     forks.watch()
 
@@ -73,60 +73,60 @@ def _require_without_torch_xla() -> None:
 
 
 def device() -> torch.device:
-    """Where tensors live that the mesh holds."""
+    """The device of tensors on the mesh."""
     start()
     return DEVICE
 
 
 def device_count() -> int:
-    """Devices of all processes."""
+    """Number of devices of all processes."""
     start()
     return jax.device_count()
 
 
 def local_device_count() -> int:
-    """Devices that this process drives."""
+    """Number of devices that this process drives."""
     start()
     return jax.local_device_count()
 
 
 def local_devices() -> list[str]:
-    """Their names, such as ``TPU:0``."""
+    """Names of this process's devices, such as ``TPU:0``."""
     return [f"{platform()}:{d.id}" for d in sorted(jax.local_devices(), key=lambda d: d.id)]
 
 
 def process_count() -> int:
-    """Processes, one per host."""
+    """Number of processes, one per host."""
     start()
     return jax.process_count()
 
 
 def process_index() -> int:
-    """This process's place among them."""
+    """This process's index among all processes."""
     start()
     return jax.process_index()
 
 
 def rendezvous() -> str:
-    """Where connected processes find each other: an `init_method` of torch.distributed."""
+    """The `init_method` of torch.distributed by which connected processes find each other."""
     return _cluster.rendezvous()
 
 
 def platform() -> str:
-    """``"CPU"``, ``"TPU"``, ..."""
+    """The devices' platform: ``"CPU"``, ``"TPU"``, ..."""
     start()
     return {"gpu": "CUDA"}.get(jax.default_backend(), jax.default_backend().upper())
 
 
 def sync() -> None:
-    """Starts what is recorded and hasn't been started."""
+    """Starts the recorded operations that haven't been started."""
     if not traced.only:
         start_values(pending_values())
         generator.advance()
 
 
 def wait() -> None:
-    """Blocks until the devices have finished what was started."""
+    """Blocks until the devices have finished all started work."""
     with waiting():
         jax.effects_barrier()
         for value in _computed():
@@ -147,17 +147,17 @@ def generator_state() -> int:
 
 
 def seed(value: int) -> None:
-    """Sets it."""
+    """Seeds the devices' own generator."""
     generator.seed(value)
 
 
 def program_platform() -> str:
-    """The platform that the program being traced is for, as `platform` names it."""
+    """The platform for which the current program is traced, as `platform` names it."""
     return traced.platform or platform()
 
 
 def program_torus() -> Torus | None:
-    """How the chips are joined that the program being traced is for; None where nothing tells."""
+    """The torus of the chips for which the current program is traced; None if not known."""
     if traced.torus is not None or platform() != "TPU":
         return traced.torus
     return torus_of(devices_by_host())

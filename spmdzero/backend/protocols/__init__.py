@@ -1,1 +1,1 @@
-"""What a backend has to be: one protocol for each part of it."""
+"""The protocols that a backend keeps: one for each part of it."""

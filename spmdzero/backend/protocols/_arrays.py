@@ -1,4 +1,4 @@
-"""What the devices hold of one tensor."""
+"""Protocol of a backend's arrays: questions about one tensor on the devices."""
 
 from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
@@ -19,13 +19,13 @@ class Arrays(Protocol):
     PARAMETER: type
 
     def attributes(self, tensor: torch.Tensor) -> dict[str, Any]:
-        """What was set on `tensor`, or on one that it may be exchanged with, by its users."""
+        """The attributes that users set on `tensor`, or on a tensor that may take its place."""
 
     def is_mine(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` is on this backend's devices."""
 
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The value on the CPU, once it is computed."""
+        """The value of `tensor` as a CPU tensor, computed first if it is pending."""
 
     def inner(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor that a dispatch mode sees in the place of `tensor`."""
@@ -38,59 +38,60 @@ class Arrays(Protocol):
         retain_graph: bool | None = None,
         inputs: Sequence[torch.Tensor] | None = None,
     ) -> None:
-        """`torch.autograd.backward` in which function modes stay, for what is recomputed in it.
+        """`torch.autograd.backward`, in which function modes stay on, as recomputation needs them.
 
-        `torch.Tensor.backward` leaves them out, and since torch 2.14 the other does for a subclass.
+        `torch.Tensor.backward` turns them off, and since torch 2.14 `torch.autograd.backward` does
+        so for a subclass.
         """
 
     def replace(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
-        """Makes `tensor` alone hold what `other` holds, whatever wraps it."""
+        """Gives `tensor` alone the value of `other`, even if `tensor` is wrapped."""
 
     def fresh(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same values as a tensor of its own, which may be annotated and donated apart."""
+        """A copy of `tensor`, which can be annotated and donated apart from it."""
 
     def write_stamp(self, tensor: torch.Tensor) -> Hashable:
-        """Changes whenever `tensor` is written: in place, through a view, or through `.data`."""
+        """A stamp that changes whenever `tensor` is written: in place, by a view, or by `.data`."""
 
     def value_ids(self, tensors: Sequence[torch.Tensor]) -> list[Hashable]:
-        """One for each tensor that is no view: the same as before if nothing was written into it.
+        """The id of each tensor's value, which a write changes; none of the tensors is a view.
 
-        Unlike `write_stamp` this sees what a batch norm does to its statistics. It may change too
-        when a pending tensor is computed.
+        Unlike `write_stamp` it also changes when a batch norm updates its statistics. It may
+        change, too, when a pending tensor is computed.
         """
 
     def set_value(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """Makes `tensor`, what is detached from it and its views hold what `value` holds."""
+        """Makes `tensor`, its views and the tensors detached from it hold the value of `value`."""
 
     def are_pending(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
-        """Whether each is the result of operations that have not been started."""
+        """Whether each tensor is pending: the result of operations that have not been started."""
 
     def buffer_handles(self, tensors: Sequence[torch.Tensor]) -> list[int]:
-        """What tells the memory of computed tensors apart; shared by those that share it."""
+        """An id of the memory of each computed tensor; tensors that share memory have the same."""
 
     def memory_of(self, tensor: torch.Tensor) -> Any:
-        """What tells the memory of `tensor` apart, for `is_kept_beside`."""
+        """An id of the memory of `tensor`, for `is_kept_beside`."""
 
     def is_kept_beside(self, memory: Any, tensor: torch.Tensor) -> bool:
-        """Whether `memory`, which was that of `tensor`, stays while its new value takes another."""
+        """Whether `memory`, which `tensor` had before, still exists beside its new memory."""
 
     def sharding_of(self, tensor: torch.Tensor) -> str:
-        """The annotation as HLO writes it, ``''`` where there is none."""
+        """The sharding of `tensor` as HLO writes it, ``''`` where it has none."""
 
     def forms_of(self, tensors: Sequence[torch.Tensor]) -> list[Form]:
-        """Of each what a program is compiled for."""
+        """The form of each tensor, for which programs are compiled."""
 
     def is_split(self, tensor: torch.Tensor) -> bool:
-        """Whether an annotated tensor may be different on each device."""
+        """Whether devices may hold different parts of an annotated tensor."""
 
     def local_shards(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """What each device of this process holds, as CPU tensors, once it is computed."""
+        """The shard of each device of this process, as a CPU tensor, computed first if pending."""
 
     def local_slices(self, tensor: torch.Tensor) -> list[tuple[slice, ...]]:
-        """The part that each of them holds, padding left out; nothing is read from the devices."""
+        """The slice of `tensor` that each shard holds, without padding; reads nothing back."""
 
     def local_shapes(self, tensor: torch.Tensor) -> list[tuple[int, ...]]:
-        """The shapes of `local_slices`."""
+        """The shapes of the slices in `local_slices`."""
 
     def local_replicas(self, tensor: torch.Tensor) -> list[int]:
-        """For each of them, how many devices before it hold the same part."""
+        """For each shard of `local_shards`, how many devices before its own hold the same part."""

@@ -1,4 +1,4 @@
-"""One compiler's front end under the engine."""
+"""The parts of a backend, which stands for one compiler under the engine."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,33 +17,34 @@ from spmdzero.plan import MeshSpec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Backend:
-    """Everything that knows devices. It owns no rule of ZeRO, and none of DeepSpeed's.
+    """Everything that knows devices. It has no rule of ZeRO and none of DeepSpeed.
 
     Attributes:
-        name: the package that it stands on.
+        name: of the backend, and of the package that it uses.
         device_type: torch's name for the devices: of `tensor.device.type`, and for autocast.
         runtime, arrays, programs, compiler, counters, flags, memory_maps: see their protocols.
         mesh: makes the devices of a `MeshSpec`.
-        region: makes what runs a module per device, of `mesh`, `module` (its parameters and buffers
-            live on the mesh, replicated), `sink`, `rules`, `autocast` (the dtype of
-            `torch.autocast` around the forward, None for none) and `seed`: how many times the
-            global loss's gradients those that reach the sink are, 1, or the number of devices, with
-            which each replica differentiates its own loss. `wrote` is told the names of parameters
-            and buffers that a forward wrote, once they hold their new values. `layouts` says where
-            parameters rest that rest as shards, and `parts` returns how a loop reduces their
-            gradients; they are given where there are some, to a backend that can gather them.
-        global_forward: makes what runs a module on the whole batch, which the compiler splits, of
-            `mesh`, `module`, `autocast` and `wrote`.
-        reduction: makes what sums gradients over the replicas, of `mesh`, `method` (``"annotated"``
-            lets the compiler choose the collective, ``"explicit"`` names it) and `dtype`: that
-            which crosses the wire, None for the gradient's own.
-        global_norm: the L2 norm, 0-dim fp32, over all elements of tensors, each with its
-            `PartitionSpec`, on a mesh.
-        in_region: whether this thread runs what belongs to a replica.
-        refuse_leak: raises ReplicaRegionError where a loss is computed with what didn't leave a
-            region.
-        recomputed: calls a function with what follows, keeps its inputs only, and runs it again in
-            the backward pass.
+        region: makes the `Region` that runs a module once per device. Arguments: `mesh`, `module`
+            (its parameters and buffers live on the mesh, replicated), `sink`, `rules`, `autocast`
+            (the dtype of `torch.autocast` around the forward, None for none) and `seed`: the
+            gradients that reach the sink are `seed` times those of the global loss. It is 1, or the
+            number of devices, with which each replica differentiates its own loss. `wrote` is
+            called with the names of parameters and buffers that a forward wrote, once they hold
+            their new values. `layouts` has the layouts of parameters that are stored as shards, and
+            `parts` returns the `PartsOfGradients` that reduces theirs in loops; both are
+            given where there are some, to a backend that can gather them.
+        global_forward: makes the `Forward` that runs a module on the whole batch, which the
+            compiler splits. Arguments: `mesh`, `module`, `autocast` and `wrote`.
+        reduction: makes the `Reduction` that sums gradients over the replicas. Arguments: `mesh`,
+            `method` (``"annotated"`` lets the compiler choose the collective, ``"explicit"`` names
+            it) and `dtype`, in which gradients cross the wire, None for the gradient's own.
+        global_norm: computes the L2 norm, 0-dim fp32, over all elements of tensors on a mesh, each
+            with its `PartitionSpec`.
+        in_region: whether this thread runs code of a replica.
+        refuse_leak: raises ReplicaRegionError if a loss is computed from a tensor that never left
+            its region.
+        recomputed: calls a function with the arguments that follow, keeps only its inputs, and runs
+            it again in the backward pass.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Functions of tensors, traced once and compiled."""
+"""Protocol of a backend's compiler: functions of tensors, traced once and compiled."""
 
 import contextlib
 import dataclasses
@@ -9,22 +9,22 @@ import torch
 
 
 class StandInKeptError(Exception):
-    """What is traced keeps a tensor that it computed."""
+    """The traced code kept a tensor that it computed while it was traced."""
 
 
 class ProgramLostError(Exception):
-    """A compiled program is no longer kept, for others that were used since."""
+    """A compiled program was discarded, because others have been used since."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class FoldedFunction:
-    """A function of tensors, lowered: calling it traces nothing.
+    """A function of tensors that is traced and lowered: calling it traces nothing.
 
     Attributes:
-        proto: its program, serialised: equal for functions that compute the same.
-        constants: what it reads beside its inputs, the same at each call; each has a `tensor`, and
-            says whether it `is_seed` of the devices' own generator.
-        arguments: the index of an input, or a constant's tensor, for each parameter of the program.
+        proto: the serialised program; functions that compute the same have the same.
+        constants: the values that it reads beside its inputs, the same at each call; each has a
+            `tensor`, and `is_seed` says whether it is the seed of the devices' own generator.
+        arguments: for each parameter of the program the index of an input, or a constant's tensor.
         body: the backend's program, called with a tensor for each parameter.
     """
 
@@ -35,36 +35,36 @@ class FoldedFunction:
 
     @property
     def reads(self) -> frozenset[int]:
-        """The inputs that it depends on."""
+        """Indices of the inputs that the function depends on."""
         return frozenset(a for a in self.arguments if isinstance(a, int))
 
     @property
     def arrangement(self) -> tuple[int | None, ...]:
-        """For each parameter of the program the index of an input; None for a constant."""
+        """For each parameter of the program the index of an input, or None for a constant."""
         return tuple(a if isinstance(a, int) else None for a in self.arguments)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What the function returns for `inputs`, pending."""
+        """The pending results of the function for `inputs`."""
         return self.body(self.given(inputs))
 
     def given(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """A tensor for each parameter of the program."""
+        """The tensor that each parameter of the program takes, for these `inputs`."""
         return [inputs[a] if isinstance(a, int) else a for a in self.arguments]
 
     def renumbered(self, moved: Mapping[int, int]) -> "FoldedFunction":
-        """The function of inputs in another order: old index -> new, for those that it reads."""
+        """This function with its inputs in another order; `moved` maps old indices to new ones."""
         arguments = tuple(moved[a] if isinstance(a, int) else a for a in self.arguments)
         return dataclasses.replace(self, arguments=arguments)
 
     def sharing(
         self, others: Sequence[Any], same_value: Callable[[torch.Tensor, torch.Tensor], bool]
     ) -> "FoldedFunction":
-        """This function, which reads one of `others` where it has an equal constant of its own.
+        """This function with each constant replaced by an equal one of `others`, if there is one.
 
-        The compiler finds operations of two functions to be the same only if they read the same.
+        The compiler merges equal operations of two functions only if they read the same constants.
 
         Args:
-            others: constants.
+            others: constants of other functions.
             same_value: see `Compiler`.
         """
         found = {
@@ -84,27 +84,27 @@ class FoldedFunction:
 
 
 class CompiledProgram(Protocol):
-    """A program on the devices."""
+    """A compiled program on the devices."""
 
     def run(
         self, sources: Sequence[torch.Tensor], into: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor]:
-        """Starts it; what was donated of `sources` is gone afterwards.
+        """Starts the program; the donated tensors of `sources` are gone afterwards.
 
         Args:
-            sources: what it is called with.
-            into: for each output the tensor that holds it from then on, as `Arrays.set_value` has
-                it, None for a new one.
+            sources: the program's arguments.
+            into: for each output the tensor that takes its value, as in `Arrays.set_value`, or None
+                for a new tensor.
 
         Returns the tensors that hold the outputs.
 
         Raises:
-            ProgramLostError: it is no longer kept; nothing has changed.
+            ProgramLostError: the program was discarded; nothing has changed.
         """
 
 
 class Compiler(Protocol):
-    """Makes programs of Python."""
+    """Compiles functions that are written in Python."""
 
     def fold(
         self,
@@ -113,24 +113,24 @@ class Compiler(Protocol):
         *,
         more: Sequence[torch.Tensor] = (),
     ) -> FoldedFunction:
-        """Traces `function` with stand-ins for `inputs`, which have their shapes and dtypes only.
+        """Traces `function` with stand-ins for `inputs`, which have only their shapes and dtypes.
 
         Args:
-            function: pure: writes nothing that outlives it. Returns at least one tensor; what it
-                returns is not an input.
+            function: pure: it writes nothing that outlives it. It returns at least one tensor, and
+                never an input itself.
             inputs: tensors like those of later calls.
-            more: further inputs, of which `function` finds out only while it is traced: it appends
-                a `stand_in` for each.
+            more: further inputs, which `function` discovers only while it is traced: it appends a
+                `stand_in` for each.
         """
 
     def stand_in(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor without data, for `fold`'s `more`: it can only be computed with."""
+        """A tensor without data for `more` of `fold`: it can only take part in computations."""
 
     def no_stand_in_left(self) -> contextlib.AbstractContextManager[None]:
-        """Around code that calls `fold`: nothing that was computed from a stand-in outlives it.
+        """Context around code that calls `fold`: no tensor computed from a stand-in outlives it.
 
         Raises:
-            StandInKeptError: something had to be taken from somebody who kept it.
+            StandInKeptError: some code kept such a tensor, which was taken from it.
         """
 
     def compile_alone(
@@ -141,29 +141,31 @@ class Compiler(Protocol):
         donated: Mapping[int, int],
         state: int,
     ) -> CompiledProgram:
-        """Compiles a folded function as a program that holds nothing else.
+        """Compiles a folded function as a program of its own.
 
         Args:
-            function: of `fold`.
-            sources: what it is to be called with, all of it computed.
-            donated: output -> the source whose memory it takes, of the same size.
-            state: the first so many sources outlive the program, and share no memory.
+            function: made by `fold`.
+            sources: the arguments of the first call, all computed.
+            donated: output -> the source whose memory the output takes, of the same size.
+            state: the first `state` sources outlive the program, and share no memory.
         """
 
     def record_uploads(self) -> contextlib.AbstractContextManager[Any]:
-        """Takes down each upload inside, for `strangers`."""
+        """Context that records each upload inside, for `unknown_values`."""
 
-    def strangers(self, inputs: Any, uploads: Any, *, known: Collection[int] = ()) -> Sequence[Any]:
-        """Those constants of a folded function that may be something else when it runs again.
+    def unknown_values(
+        self, inputs: Any, uploads: Any, *, known: Collection[int] = ()
+    ) -> Sequence[Any]:
+        """The constants of a folded function that may differ when it runs again.
 
         Args:
             inputs: the constants.
-            uploads: since the trace began.
-            known: handles of others that are none.
+            uploads: those recorded since the trace began.
+            known: handles of other constants that stay the same.
         """
 
     def same_value(self, mine: torch.Tensor, its: torch.Tensor) -> bool:
-        """Whether two tensors on the devices, both computed, are equal; NaN equals NaN."""
+        """Whether two computed tensors on the devices are equal; NaN equals NaN."""
 
     def start_pending(self, device: torch.device) -> None:
-        """Starts what is recorded, as `Runtime.sync` does, without ending a step."""
+        """Starts the pending operations as `Runtime.sync` does, without ending a step."""

@@ -1,4 +1,4 @@
-"""Tensors with a layout: making, annotating and reducing them."""
+"""Protocols of a mesh, which makes and annotates tensors, and of a reduction of gradients."""
 
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
@@ -11,36 +11,37 @@ from spmdzero.plan import Layout, MeshSpec
 PartitionSpec: TypeAlias = tuple[str | tuple[str, ...] | None, ...]
 
 REPLICATED: PartitionSpec = ()
-"""Every device has all of the tensor, however many dims it has."""
+"""The spec of a tensor that every device holds whole, whatever its number of dims."""
 
 
 class Across(Protocol):
-    """Carries tensors between what each of several hosts has for itself and what all have.
+    """Converts between tensors that each host has for itself and tensors that all hosts share.
 
-    What a script moves to the devices, and what is computed from it, is its host's own: of the
-    shape, and with the value, that it has there.
+    Every host has tensors of its own: those that its script moves to the devices, and those
+    computed from them. Their shapes and values are those of this host alone.
     """
 
     @property
     def hosts(self) -> int:
-        """How many there are."""
+        """Number of hosts."""
 
     def is_own(self, tensor: torch.Tensor) -> bool:
-        """Whether `tensor` may be another on each host."""
+        """Whether `tensor` may differ from host to host."""
 
     def own_rows(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """Of all hosts' rows in `dim`, host after host, its own: `[b, ...]` to `[b/h, ...]`.
+        """This host's own rows of all hosts' rows in `dim`: `[b, ...]` to `[b/h, ...]`.
 
-        Nothing moves, and what is computed is the same tensor, where `dim` is 0.
+        Where `dim` is 0 nothing moves, and computed values stay the same tensor.
         """
 
     def all_rows(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """The rows of all hosts: `[b/h, ...]` to `[b, ...]`; those of a tensor that all hosts have
-        the same count once for each.
+        """The rows of all hosts in `dim`, host after host: `[b/h, ...]` to `[b, ...]`.
+
+        A tensor that is the same on all hosts is repeated, once for each host.
         """
 
     def mean(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The mean over hosts, the same on all; the tensor itself where that is the same."""
+        """The mean over hosts, the same on all; `tensor` itself where it is the same on all."""
 
 
 class Mesh(Protocol):
@@ -48,7 +49,7 @@ class Mesh(Protocol):
 
     @property
     def across(self) -> Across | None:
-        """Between the hosts; None where no tensor is another on each of them."""
+        """Conversion between hosts' tensors; None where every tensor is the same on all hosts."""
 
     @property
     def spec(self) -> MeshSpec:
@@ -56,23 +57,23 @@ class Mesh(Protocol):
 
     @property
     def size(self) -> int:
-        """Devices in the mesh."""
+        """Number of devices in the mesh."""
 
     @property
     def replicas(self) -> int:
-        """Data-parallel replicas: each runs the model on rows of its own."""
+        """Number of data-parallel replicas, each of which runs the model on its own rows."""
 
     def batch_spec(self, ndim: int, dim: int = 0) -> PartitionSpec:
-        """`dim` of an `ndim`-dimensional tensor split over all axes."""
+        """The spec of an `ndim`-dimensional tensor whose `dim` is split over all axes."""
 
     def mark(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
-        """Constrains `tensor` to `spec`: go on with what this returns."""
+        """Constrains `tensor` to `spec` and returns the constrained tensor."""
 
     def commit(self, old: torch.Tensor, new: torch.Tensor, spec: PartitionSpec) -> None:
-        """Makes `old` hold `new`, constrained to `spec`, so that it takes its memory (donation)."""
+        """Makes `old` hold `new`, constrained to `spec`, in the memory of `old` (donation)."""
 
     def enter(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
-        """This device's shard of a global tensor, in replica space."""
+        """This device's shard of a global tensor, as a tensor in replica space."""
 
     def leave(
         self, tensor: torch.Tensor, spec: PartitionSpec, shape: tuple[int, ...]
@@ -82,59 +83,59 @@ class Mesh(Protocol):
     def reduce_scatter(
         self, local: torch.Tensor, *, axis: str, dim: int, steps: tuple[int, ...] = ()
     ) -> torch.Tensor:
-        """The sum over an axis, of which each device keeps its part of `dim`; in replica space.
+        """Sums over a mesh axis, and leaves each device its part of `dim`; in replica space.
 
         Args:
-            steps: factors of the axis's length, one reduce-scatter for each; none for one.
+            steps: factors of the axis's length, one reduce-scatter for each; empty for one in all.
         """
 
     def all_reduce(self, local: torch.Tensor, *, axis: str) -> torch.Tensor:
-        """The sum over an axis, in replica space."""
+        """The sum over a mesh axis, in replica space."""
 
     def sum_partial(self, partial: torch.Tensor) -> torch.Tensor:
-        """The sum over dim 0 of a Partial `[n, *shape]`, in its dtype, which crosses the wire."""
+        """The sum over dim 0 of a partial `[n, *shape]`, in its dtype, which crosses the wire."""
 
     def place(self, host: torch.Tensor, spec: PartitionSpec = REPLICATED) -> torch.Tensor:
         """Uploads a CPU tensor: each device receives only its own shard.
 
-        With several hosts a tensor that is split holds this host's part only.
+        With several hosts, `host` holds only this host's part of a tensor that is split.
         """
 
     def place_part(self, host: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
-        """As `place`, of a tensor that every host has all of: each device receives its shard."""
+        """Uploads a CPU tensor that every host has whole: each device receives only its shard."""
 
     def place_all(self, hosts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Uploads CPU tensors to every device whole."""
+        """Uploads CPU tensors whole to every device."""
 
     def overwrite(self, tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
-        """Replaces what the devices hold of `tensor`, which stays the same tensor.
+        """Overwrites the values of `tensor` on the devices; it stays the same tensor.
 
         Args:
             tensor: annotated, and computed.
-            parts: what each device of this process is to hold, CPU tensors of its dtype in the
-                order of `Arrays.local_slices`.
+            parts: CPU tensors of its dtype, one for each device of this process, in the order of
+                `Arrays.local_slices`.
         """
 
     def zeros(
         self, shape: tuple[int, ...], dtype: torch.dtype, spec: PartitionSpec
     ) -> torch.Tensor:
-        """Zeros that are born as shards: no device ever holds the whole tensor."""
+        """Zeros that are created as shards: no device ever holds the whole tensor."""
 
 
 class Reduction(Protocol):
-    """How replicas' gradients become one."""
+    """Sums the gradients of all replicas."""
 
     def partial(self, local: torch.Tensor) -> torch.Tensor:
-        """`[n, *shape]` in global space, row i being device i's own gradient: nothing moves."""
+        """`[n, *shape]` in global space; row i is the gradient of device i, and nothing moves."""
 
     def reduce_local(
         self, local: torch.Tensor, layout: Layout, *, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        """The sum over replicas of each device's `local` gradient, stored as planned.
+        """The sum over replicas of each device's `local` gradient, stored as `layout` says.
 
         Args:
             local: `[*shape]` in replica space.
-            dtype: what crosses the wire, where that is not the reduction's own.
+            dtype: in which it crosses the wire, None for the reduction's own.
         """
 
     def part_of_sum(
@@ -145,7 +146,7 @@ class Reduction(Protocol):
     def reduce_partial(
         self, partial: torch.Tensor, layout: Layout, *, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        """The sum over dim 0 of a Partial `[n, *shape]`, stored as planned."""
+        """The sum over dim 0 of a partial `[n, *shape]`, stored as `layout` says."""
 
-    def let_go_of_whole(self, gradient: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """A reduced gradient, number for number, of which devices keep their shards only."""
+    def release_whole(self, gradient: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """A reduced gradient with the same values, of which each device keeps only its shard."""

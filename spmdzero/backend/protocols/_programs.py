@@ -1,4 +1,4 @@
-"""Compiled programs: their names and text, what was compiled, and the compilers' flags."""
+"""Protocols of compiled programs: their names and text, counters, and the compilers' flags."""
 
 import contextlib
 import dataclasses
@@ -14,10 +14,10 @@ class AnnotatedProgram:
     """A program before partitioning and optimisation.
 
     Attributes:
-        module: serialised.
-        is_stablehlo: whether it is StableHLO in MLIR's bytecode, annotated for Shardy, which says
-            all of its inputs: their shardings, and whose memory an output takes. Otherwise it is
-            an HLO module proto, annotated for GSPMD.
+        module: the serialised program.
+        is_stablehlo: whether `module` is StableHLO in MLIR's bytecode, annotated for Shardy, which
+            also has its inputs' shardings and says whose memory an output takes. Otherwise `module`
+            is an HLO module proto, annotated for GSPMD.
         input_shardings: number of an input -> its sharding as HLO writes it, for the inputs whose
             sharding is not in `module`.
     """
@@ -28,10 +28,10 @@ class AnnotatedProgram:
 
 
 class Placeholders(Protocol):
-    """Tensors whose data was taken away, so that programs of them can be traced, but not run."""
+    """Tensors without data, from which programs can be traced, but not run."""
 
     def stand_for(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Makes each tensor an input of what is traced from now on, sharded as its value was."""
+        """Makes each tensor an input of later traces, sharded as its value was."""
 
     def program(self, outputs: Sequence[torch.Tensor]) -> AnnotatedProgram:
         """The program that computes `outputs`."""
@@ -41,60 +41,60 @@ class Programs(Protocol):
     """The text of programs, and the names in it."""
 
     def scope(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """What is computed inside carries `name` in the compiled program, if it is recorded."""
+        """Context that names the operations inside `name` in the compiled program, if recorded."""
 
     def record_scopes(self, enabled: bool, *, by: Any) -> None:
-        """Whether `by` wants scopes and Python lines recorded: they are while one who lives does.
+        """Asks for scopes and Python lines to be recorded as long as `by` lives, or no longer.
 
-        The program stays the same.
+        The program itself stays the same.
         """
 
     def optimized_hlo(self, tensors: Sequence[torch.Tensor]) -> str:
         """The optimised, partitioned HLO of the program that computes `tensors`."""
 
     def annotated(self, tensors: Sequence[torch.Tensor]) -> AnnotatedProgram:
-        """The program that computes `tensors`, as it is handed to the compiler."""
+        """The program that computes `tensors`, as the compiler receives it."""
 
     def returned(self, tensors: Sequence[torch.Tensor]) -> list[int]:
-        """Which of `tensors` these programs of them return, in order."""
+        """Indices of those of `tensors` that these programs return, in the order of outputs."""
 
     def text(self, tensors: Sequence[torch.Tensor]) -> str:
-        """That program as text, with the Python line of each operation if it was recorded.
+        """The text of the program, with the Python line of each operation if it was recorded.
 
         Empty where nothing is left to compute.
         """
 
     def placeholders(self) -> Placeholders:
-        """None of a tensor yet."""
+        """A new `Placeholders`, which has no tensors yet."""
 
     def start_trace(self, folder: str | os.PathLike[str]) -> None:
         """Records what host and devices do, for TensorBoard and Perfetto.
 
         Raises:
-            SpmdZeroUsageError: it is being recorded already.
+            SpmdZeroUsageError: a trace is being recorded already.
         """
 
     def stop_trace(self) -> None:
-        """Writes it to ``<folder>/plugins/profile/<time>/``."""
+        """Ends the trace and writes it to ``<folder>/plugins/profile/<time>/``."""
 
 
 class Counters(Protocol):
-    """What this process has done so far."""
+    """Counts of the compilations, transfers and fallbacks of this process so far."""
 
     def compiled(self) -> tuple[int, float]:
-        """Programs that were compiled, and the seconds that took."""
+        """Number of compiled programs, and the seconds that compiling them took."""
 
     def aliased_inputs(self) -> int:
-        """Input buffers that the last compiled program reuses for its outputs (donation)."""
+        """Number of input buffers that the last compiled program reuses for outputs (donation)."""
 
     def host_reads(self) -> int:
-        """Transfers from the devices to the host; each waits for what computes its value."""
+        """Number of transfers from the devices to the host; each waits for its value."""
 
     def fallbacks(self) -> dict[str, int]:
-        """Operations that ran on the CPU for want of a lowering, such as ``aten::i0``: calls."""
+        """Calls per operation that ran on the CPU for want of a lowering, such as ``aten::i0``."""
 
     def fallback_calls(self, operation: str) -> int:
-        """How often one operation, such as ``aten::i0``, did."""
+        """Number of calls of one operation, such as ``aten::i0``, that ran on the CPU."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ class XlaFlag:
     """One flag of libtpu's compiler.
 
     Attributes:
-        name: without the leading dashes.
+        name: of the flag, without the leading dashes.
         value: as libtpu reads it.
         effect: what it changes in the compiled program.
         source: where the effect was measured or published.
@@ -115,11 +115,11 @@ class XlaFlag:
 
 
 class Flags(Protocol):
-    """What the compilers are started with.
+    """The flags that the compilers are started with.
 
     Attributes:
         FLAG_SETS: named sets of the TPU compiler's flags.
-        ALWAYS: what the TPU compiler is handed whatever the set, name -> value.
+        ALWAYS: the flags that the TPU compiler gets with any set, name -> value.
     """
 
     FLAG_SETS: Mapping[str, tuple[XlaFlag, ...]]
@@ -129,43 +129,43 @@ class Flags(Protocol):
         """The TPU compiler's flags of a named set, name -> value.
 
         Args:
-            name: a set's, or ``"auto"``.
-            chip: the generation whose set ``"auto"`` is, this machine's by default.
+            name: of a set, or ``"auto"``.
+            chip: the generation whose set ``"auto"`` takes; that of this machine by default.
 
         Raises:
             SpmdZeroUsageError: there is no such set.
         """
 
     def apply(self, name: str) -> None:
-        """Hands a set to the TPU compiler; what the environment says stays.
+        """Hands a set of flags to the TPU compiler; the environment's flags win.
 
         Raises:
             SpmdZeroUsageError: there is no such set.
-            SpmdZeroRuntimeError: the compiler has started with other flags, and reads them once.
+            SpmdZeroRuntimeError: the compiler has started with other flags, which it reads once.
         """
 
     def in_force(self) -> dict[str, str]:
         """The flags that this process hands to the TPU compiler, name -> value."""
 
     def cpu_flags(self) -> list[str]:
-        """The flags of XLA on the CPU, those of the environment and spmdzero's own."""
+        """The flags of XLA on the CPU, from the environment and from spmdzero."""
 
     def use_cache(self, path: str) -> None:
         """Keeps compiled programs in the folder `path`; an empty path changes nothing.
 
         Raises:
-            SpmdZeroRuntimeError: something was compiled before, without it.
+            SpmdZeroRuntimeError: a program was compiled before, without the folder.
         """
 
 
 class MemoryMaps(Protocol):
-    """Memory maps of this process: each program that is compiled for the CPU takes some."""
+    """Memory maps of this process: each program compiled for the CPU takes some."""
 
     def limit(self) -> int | None:
-        """Memory maps that Linux lets it have; None where there is no such limit."""
+        """Number of memory maps that Linux allows this process; None without such a limit."""
 
     def count(self) -> int:
-        """Memory maps in use."""
+        """Number of memory maps in use."""
 
     def make_room(self) -> int:
-        """Lets go of programs when they run out; how many others that compiled."""
+        """Discards programs when memory maps run out; returns how many others that compiled."""

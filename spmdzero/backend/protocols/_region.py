@@ -1,4 +1,4 @@
-"""The replica region: a module's forward and backward run per device."""
+"""Protocols of a forward, on the whole batch or per device in the replica region."""
 
 import contextlib
 import dataclasses
@@ -57,12 +57,12 @@ class PartsOfGradients(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RegionRules:
-    """What may not be guessed about a module's inputs and outputs.
+    """Declarations about a module's inputs and outputs that can't be guessed.
 
     Attributes:
-        batch_dim: the dim of the batch for inputs and outputs alike; 0 unless declared.
+        batch_dim: the batch dim of inputs and outputs; 0 unless declared.
         input_batch_dims: input name -> its own batch dim.
-        outputs: dotted path of an output -> how it leaves.
+        outputs: dotted path of an output -> the rule by which it leaves the region.
     """
 
     batch_dim: int = 0
@@ -75,8 +75,8 @@ class AttentionCall:
     """A call of `scaled_dot_product_attention` in a forward whose program may have kernels.
 
     Attributes:
-        where: the line of the model, and its submodule.
-        plain_because: why no kernel computes it, None where one does.
+        where: the line of the model's code, and the submodule.
+        plain_because: the reason why no kernel computes it, None where a kernel does.
     """
 
     where: str
@@ -85,13 +85,15 @@ class AttentionCall:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tracing:
-    """What a pass through the region uses in the place of the module's own.
+    """The tensors and functions that a pass through the region uses instead of the module's own.
 
     Attributes:
-        parameters, buffers: by name; global tensors, a parameter requires a gradient as its own.
+        parameters, buffers: global tensors by name; a parameter requires a gradient as its own
+            does.
         sink: takes each parameter's name and gradient in a backward.
-        key: the value of a random draw's key, drawn on the host -> the key, 0-dim int32, global.
-        read: called where Python reads a value, unless uploads are recorded and it is fixed.
+        key: maps the value of a random draw's key, drawn on the host, to the key: 0-dim int32,
+            global.
+        read: called where Python reads a value, unless uploads are recorded and the value is fixed.
     """
 
     parameters: Mapping[str, torch.Tensor]
@@ -103,12 +105,12 @@ class Tracing:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Passage:
-    """What a pass through the region came to, in global space.
+    """The results of a pass through the region, in global space.
 
     Attributes:
-        output: what the module returned.
+        output: the module's output.
         written: name -> the new value of a parameter or buffer that the module wrote.
-        flags: of what has to be the same on all replicas, 0-dim int32, 1 where it is not.
+        flags: label -> 0-dim int32, 1 where replicas differ in a value that they must share.
         state: name -> the replicas' parameter or buffer, for `Forward.backward`.
     """
 
@@ -122,34 +124,34 @@ class Forward(Protocol):
     """Calls a module on global tensors.
 
     Attributes:
-        read_at: where the latest pass read a value from the devices that may be another at the
-            next step, None for nowhere.
+        read_at: the line where the latest pass read a value from the devices that may change by the
+            next step, None where it read none.
     """
 
     read_at: str | None
 
     @property
     def attention(self) -> tuple[AttentionCall, ...]:
-        """How the latest pass computes attention; empty where its program has no kernels."""
+        """The attention calls of the latest pass; empty where its program has no kernels."""
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """What the module returns, in global space; a `Batch` enters as shards.
+        """The module's output in global space; a `Batch` among the inputs enters as shards.
 
         Raises:
             ReplicaRegionError: the module does what can't be done per replica.
         """
 
     def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Tracing) -> Passage:
-        """As a call, but nothing of the module is read or written."""
+        """Runs the module as a call does, but reads and writes nothing that the module holds."""
 
     def backward(
         self, state: Mapping[str, torch.Tensor], *, key: KeySource, read: Reader
     ) -> contextlib.AbstractContextManager[None]:
-        """Wraps the backward pass of what `trace` returned.
+        """Context for the backward pass of the output of `trace`.
 
         Args:
             state: of the `Passage`.
-            key, read: as in `Tracing`, for what the user runs in backward.
+            key, read: as in `Tracing`, for code that the user runs in the backward.
         """
 
 
@@ -159,7 +161,7 @@ class Region(Forward, Protocol):
 
     Attributes:
         replicas: number of each replica, `[n]` int32, sharded.
-        disagreements: by label, whether replicas differed where they may not, 0-dim int32.
+        disagreements: label -> whether replicas differed where they must not, 0-dim int32.
     """
 
     replicas: torch.Tensor
@@ -171,7 +173,7 @@ class Region(Forward, Protocol):
 
     @property
     def awaits_backward(self) -> bool:
-        """Whether a backward pass is to come that runs parts of the latest forward again."""
+        """Whether a backward pass is still to come that runs parts of the latest forward again."""
 
     def backward(
         self,
@@ -180,33 +182,33 @@ class Region(Forward, Protocol):
         key: KeySource | None = None,
         read: Reader | None = None,
     ) -> contextlib.AbstractContextManager[None]:
-        """Also of the latest call: gradient checkpointing runs its forward again there."""
+        """Context for a backward pass, in which checkpointing runs the latest forward again."""
 
     def look(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """What a call would return; nothing of the module is written, and no backward may come.
+        """The output of a call that writes nothing to the module and allows no backward.
 
         Raises:
             ReplicaRegionError: the module does what can't be done per replica.
         """
 
     def note_folded(self) -> None:
-        """The latest forward was one operation: nothing of it is recomputed in backward."""
+        """Records that the latest forward was one operation, which backward doesn't recompute."""
 
     def settle(
         self, *, written: Mapping[str, torch.Tensor], flags: Mapping[str, torch.Tensor]
     ) -> None:
-        """Writes what a `Passage` says to the module, and remembers its flags."""
+        """Writes the new values of a `Passage` to the module, and remembers its flags."""
 
     def check_agreement(self) -> None:
         """Reads whether integer outputs and buffers were the same on every replica so far.
 
         Raises:
-            ReplicaRegionError: one was not; names it.
+            ReplicaRegionError: one was not; the error names it.
         """
 
 
 def ignore_writes(_: Collection[str]) -> None:
-    """Takes no note of what a forward wrote."""
+    """Ignores the names of the tensors that a forward wrote."""
 
 
 def refuse_gradient_hooks(name: str, parameter: torch.Tensor) -> None:

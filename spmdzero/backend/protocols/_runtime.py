@@ -1,4 +1,4 @@
-"""Devices and processes, as a backend knows them."""
+"""Protocol of a backend's runtime: devices and processes."""
 
 import contextlib
 from typing import Protocol
@@ -9,78 +9,78 @@ from spmdzero.backend.chips._torus import Torus
 
 
 class Runtime(Protocol):
-    """Of this process and of all processes, of which each host has one."""
+    """Devices of this process and of all processes; each host has one process."""
 
     def start(self) -> None:
         """Readies the devices; does nothing the second time.
 
         Raises:
-            SpmdZeroRuntimeError: they were used before, in a way that rules this out.
+            SpmdZeroRuntimeError: the devices were used before, in a way that rules this out.
         """
 
     def device(self) -> torch.device:
-        """Where tensors live that the mesh holds."""
+        """The device of tensors on the mesh."""
 
     def device_count(self) -> int:
-        """Devices of all processes."""
+        """Number of devices of all processes."""
 
     def local_device_count(self) -> int:
-        """Devices that this process drives."""
+        """Number of devices that this process drives."""
 
     def local_devices(self) -> list[str]:
-        """Their names, such as ``TPU:0``."""
+        """Names of this process's devices, such as ``TPU:0``."""
 
     def process_count(self) -> int:
-        """Processes, one per host."""
+        """Number of processes, one per host."""
 
     def process_index(self) -> int:
-        """This process's place among them."""
+        """This process's index among all processes."""
 
     def rendezvous(self) -> str:
-        """Where connected processes find each other: an `init_method` of torch.distributed."""
+        """The `init_method` of torch.distributed by which connected processes find each other."""
 
     def platform(self) -> str:
-        """``"CPU"``, ``"TPU"``, ..."""
+        """The devices' platform: ``"CPU"``, ``"TPU"``, ..."""
 
     def has_tpu_chips(self) -> bool:
         """Whether this machine has TPU chips, used or not."""
 
     def sync(self) -> None:
-        """Starts what is recorded and hasn't been started."""
+        """Starts the recorded operations that haven't been started."""
 
     def wait(self) -> None:
-        """Blocks until the devices have finished what was started."""
+        """Blocks until the devices have finished all started work."""
 
     def generator_state(self) -> int:
         """The state of the devices' own generator, which draws outside of the replica region."""
 
     def seed(self, value: int) -> None:
-        """Sets it."""
+        """Seeds the devices' own generator."""
 
     def program_platform(self) -> str:
-        """The platform that the program being traced is for, as `platform` names it.
+        """The platform for which the current program is traced, as `platform` names it.
 
-        Ask this where a program differs by platform, never what devices there are: `explain` traces
+        Ask this where a program differs by platform, never which devices exist: `explain` traces
         programs for TPUs on a CPU.
         """
 
     def program_torus(self) -> Torus | None:
-        """How the chips are joined that the program being traced is for.
+        """The torus of the chips for which the current program is traced.
 
-        None where nothing tells: on a CPU, and where several slices are joined.
+        None where it is not known: on a CPU, and where several slices are joined.
         """
 
     def on_torus(self, torus: Torus | None) -> contextlib.AbstractContextManager[None]:
-        """Inside, `program_torus` says `torus`; None leaves it."""
+        """Context in which `program_torus` returns `torus`; None changes nothing."""
 
     def tracing_only(
         self, *, platform: str | None = None
     ) -> contextlib.AbstractContextManager[None]:
-        """Inside, `sync` starts nothing, and models may be on the meta device.
+        """Context in which `sync` starts nothing, and models may be on the meta device.
 
         Args:
-            platform: what `program_platform` says inside; None leaves it.
+            platform: the result of `program_platform` inside; None changes nothing.
         """
 
     def is_tracing_only(self) -> bool:
-        """Whether `tracing_only` is in force."""
+        """Whether the code runs inside `tracing_only`."""

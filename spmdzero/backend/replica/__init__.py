@@ -1,7 +1,7 @@
-"""The replica region, of any backend: a module's forward and backward run once per device."""
+"""The replica region of both backends: a module's forward and backward run once per device."""
 
 from spmdzero.backend.replica._around import Around, FollowError, Quirks
-from spmdzero.backend.replica._boundary import refuse_leak
+from spmdzero.backend.replica._border import refuse_leak
 from spmdzero.backend.replica._gathered import GatheredAtUse, Gathering
 from spmdzero.backend.replica._global import GlobalForward
 from spmdzero.backend.replica._manual import leave_stacked, read_stacked

@@ -1,4 +1,4 @@
-"""Which values of a block's forward its backward finds again, and doesn't compute again."""
+"""Values of a block's forward that its backward reuses instead of computing them again."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -10,19 +10,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spmdzero.backend.replica._products import PRODUCTS
 
-# The rest is cheap beside them: elementwise, or a sum over a row. XLA would compute it again in a
-# backward fusion too, unless memory is plenty.
+# All other operations are cheap beside these: elementwise, or a sum over a row. XLA would compute
+# them again in a fusion of the backward anyway, unless memory is plenty.
 ANCHORS = PRODUCTS
 
 
 class Anchors(TorchDispatchMode):
-    """Hands each anchor's value to `keep`, whose answer takes its place.
+    """Passes each anchor's value to `keep`, and puts its result in the value's place.
 
     Args:
         keep: called in the order of the forward.
 
     Attributes:
-        active: whether anchors are looked for.
+        active: whether anchors are passed to `keep`.
     """
 
     def __init__(self, keep: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -38,7 +38,7 @@ class Anchors(TorchDispatchMode):
         _entered.pop()
 
     def kept(self, value: torch.Tensor) -> torch.Tensor:
-        """What takes the place of an anchor's value."""
+        """The tensor that takes the place of an anchor's value."""
         return self._keep(value) if self.active and not is_hooked() else value
 
     def __torch_dispatch__(
@@ -52,18 +52,19 @@ _entered: list[Anchors] = []
 
 
 def kept(values: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What takes the place of values that no operation of torch's made, such as a kernel's."""
+    """The tensors that replace values of no torch operation, such as those of a kernel."""
     if not _entered:
         return values
-    # What stands for a value is kept elsewhere too: what autograd notes on it would live as long.
+    # The tensor is also kept elsewhere: without `detach`, autograd's notes on it would live as
+    # long.
     return [_entered[-1].kept(value).detach() for value in values]
 
 
 @contextlib.contextmanager
 def no_hooks() -> Iterator[None]:
-    """What autograd saves inside is simply kept, whoever hooks it outside: checkpointing, for one.
+    """Context in which autograd saves plain tensors, even if checkpointing has set hooks outside.
 
-    Hooks of our own that did nothing would not do: each saved output would keep itself alive.
+    Own hooks that do nothing would not suffice: each saved output would keep itself alive.
     """
     hooks = []
     while is_hooked():
@@ -77,5 +78,5 @@ def no_hooks() -> Iterator[None]:
 
 
 def is_hooked() -> bool:
-    """Whether somebody hooks what autograd saves."""
+    """Whether hooks are set on the tensors that autograd saves."""
     return _C._top_saved_tensors_default_hooks(False) is not None

@@ -1,4 +1,4 @@
-"""What a backend puts around a forward and around its backward, and where its operations differ."""
+"""Protocols of a backend's contexts around a forward and a backward, and of its quirks."""
 
 import contextlib
 import dataclasses
@@ -16,20 +16,20 @@ Upload = Callable[[torch.Tensor], torch.Tensor]
 
 
 class FollowError(ReplicaRegionError):
-    """A value that a loop leaves no trace of is asked for: the forward runs again, without."""
+    """A value was asked for that a loop doesn't return: the forward runs again, without loops."""
 
 
 class Quirks(Protocol):
-    """Where a backend's operations differ from torch's; of those that a dispatch mode sees."""
+    """Differences between a backend's operations and torch's, as a dispatch mode sees them."""
 
     def unsupported(self, func: Any, args: tuple[Any, ...]) -> str | None:
-        """Why `func` can't be computed of these, None where it can."""
+        """The reason why `func` can't run on these arguments, None where it can."""
 
     def batch_norm(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a BatchNorm returns; its running statistics become torch's."""
+        """Runs a BatchNorm; its running statistics become those that torch computes."""
 
     def made(self, result: Any) -> Any:
-        """What was made of no tensor, so that writes through its views reach it."""
+        """The result of a factory, such that writes through its views reach it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Provided:
 
 
 class Around(Protocol):
-    """What a backend puts around the module.
+    """The contexts that a backend puts around the module's forward and backward.
 
     Attributes:
         attention: how the latest forward computes attention; empty where it has no kernels.
@@ -60,26 +60,26 @@ class Around(Protocol):
 
     @property
     def quirks(self) -> Quirks:
-        """Where its operations differ from torch's."""
+        """The differences between the backend's operations and torch's."""
 
     def forward(
         self, provided: Provided, *, loops: bool
     ) -> contextlib.AbstractContextManager[None]:
-        """Around a forward in the region.
+        """Context around a forward in the region.
 
         Args:
-            provided: what it runs on.
-            loops: whether equal blocks may become loops. What they make may raise FollowError.
+            provided: the inputs of the forward.
+            loops: whether equal blocks may become loops. Their results may raise FollowError.
         """
 
     def global_forward(self) -> contextlib.AbstractContextManager[None]:
-        """Around a forward in global space."""
+        """Context around a forward in global space."""
 
     def finish(self, output: Any) -> Any:
-        """What the module returned, as tensors that can be computed with."""
+        """The module's output, as tensors that can be computed with."""
 
     def backward(self) -> contextlib.AbstractContextManager[None]:
-        """Around the backward of a forward in the region."""
+        """Context around the backward of a forward in the region."""
 
     def is_fixed(self, tensor: torch.Tensor) -> bool:
-        """Whether a value is the same at the next step, as far as is known."""
+        """Whether a value will be the same at the next step, as far as is known."""

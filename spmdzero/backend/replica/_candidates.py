@@ -1,4 +1,4 @@
-"""Which modules may be equal blocks, by what can be seen without running them."""
+"""Modules that may be equal blocks, found without running them."""
 
 import dataclasses
 import itertools
@@ -10,16 +10,16 @@ from torch import nn
 from spmdzero.backend._current import current
 
 FEWEST = 4
-"""Blocks below which a loop gains little: its forward and backward are compiled once each."""
+"""Fewest blocks for a loop: it saves little with less, as one forward and backward are compiled."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A block.
+    """A module that may be one of several equal blocks.
 
     Attributes:
         series: the number of its row of blocks.
-        place: its own in that.
+        place: its place in the row.
         name: of the module that holds the row.
     """
 
@@ -29,8 +29,11 @@ class Candidate:
 
 
 def candidates(model: nn.Module, *, fewest: int = FEWEST) -> dict[int, Candidate]:
-    """By the module's id: children of a ModuleList or Sequential that follow each other, of one
-    class, with equal names, shapes and dtypes of parameters and buffers."""
+    """Maps a module's id to its candidate.
+
+    Candidates are children of a ModuleList or Sequential that follow each other, of one class, with
+    equal names, shapes and dtypes of parameters and buffers.
+    """
     found: dict[int, Candidate] = {}
     series = 0
     for name, module in model.named_modules():
@@ -54,7 +57,7 @@ def _form(block: nn.Module) -> tuple[Any, ...]:
 
 
 def has_hooks(block: nn.Module) -> bool:
-    """Whether something else than its forward runs when it is called."""
+    """Whether a call of `block` runs hooks beside its forward."""
     return any(
         part._forward_hooks
         or part._forward_pre_hooks
@@ -65,7 +68,7 @@ def has_hooks(block: nn.Module) -> bool:
 
 
 def surroundings() -> tuple[Any, ...]:
-    """What decides beside its inputs what a block computes."""
+    """The settings that influence a block's output beside its inputs."""
     device = current().device_type
     return (
         torch.is_grad_enabled(),

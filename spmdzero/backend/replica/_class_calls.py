@@ -1,4 +1,4 @@
-"""Calls of modules of a class, taken over for a while."""
+"""Replaces the calls of a class's modules for a while."""
 
 import contextlib
 import functools
@@ -9,11 +9,10 @@ from torch import nn
 
 
 @contextlib.contextmanager
-def taken_over(kind: type[nn.Module], watched: Callable[..., Any]) -> Iterator[None]:
-    """Inside, a call of a module of class `kind` is `watched(call, module, *args, **kwargs)`.
+def calls_replaced(kind: type[nn.Module], watched: Callable[..., Any]) -> Iterator[None]:
+    """Context in which `watched(call, module, *args, **kwargs)` replaces calls of the class.
 
-    `call` is what it would be otherwise. It is taken over for the class, as Python looks
-    ``__call__`` up there.
+    `call` is the original. The class is changed, because Python looks up ``__call__`` there.
     """
     own, call = "__call__" in vars(kind), kind.__call__
 

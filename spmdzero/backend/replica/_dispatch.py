@@ -1,5 +1,8 @@
-"""Watches every operation of the replica region: random draws, values that Python reads, and
-what would otherwise abort the process inside XLA."""
+"""Watches every operation of the replica region.
+
+It makes random draws differ, checks values that Python reads, and refuses what would otherwise
+abort the process inside XLA.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +31,7 @@ _PUTS = {_aten.index_put.default, _aten.index_put_.default}
 _INDEXED = {_aten.index.Tensor, *_PUTS}
 
 
-# A backward pass inside of another one enters a region twice; the inner one does the work.
+# A backward pass inside another one enters a region twice; only the inner mode works.
 _entered: list["RegionDispatch"] = []
 
 
@@ -37,18 +40,18 @@ class RegionDispatch(TorchDispatchMode):
 
     Args:
         random: the replicas' random numbers.
-        read: `[*shape]` in replica space -> the values of all replicas, `[n, *shape]` on the CPU.
-        read_fixed: the same for a value that can't be another at the next step, None for others.
-        upload: a CPU tensor made inside the region -> every replica's copy of it.
+        read: maps `[*shape]` in replica space to all replicas' values, `[n, *shape]` on the CPU.
+        read_fixed: the same for a value that can't change by the next step, else returns None.
+        upload: maps a CPU tensor made inside the region to every replica's copy.
         owner: the module whose forward runs, to name submodules in errors.
-        quirks: where the backend's operations differ from torch's.
-        gathered: gives operations the parameters that rest as shards; None where none does.
+        quirks: differences between the backend's operations and torch's.
+        gathered: gathers parameters that are stored as shards; None where there are none.
 
     Attributes:
         random: as given.
-        recomputes: whether something hooks the tensors that autograd saves, as activation
+        recomputes: whether hooks are set on the tensors that autograd saves, as activation
             checkpointing does.
-        read_at: where Python first read a value that is not fixed, None if it did not.
+        read_at: the line where Python first read a value that is not fixed, None if it did not.
     """
 
     def __init__(
@@ -92,7 +95,7 @@ class RegionDispatch(TorchDispatchMode):
             return self._quirks.made(made) if makes else made
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # This is asked of each operation: which of them save is not known here.
+        # Check at each operation: which of them save tensors is not known here.
         self.recomputes = self.recomputes or _saved_tensors_are_hooked()
         if func is _aten._local_scalar_dense.default:
             return self._agreed(args[0]).item()
@@ -137,7 +140,7 @@ class RegionDispatch(TorchDispatchMode):
                 f"{func}: the mask of shape {list(mask.shape)} does not match the dims from "
                 f"{before} on of a tensor of shape {list(target.shape)}"
             )
-        # The dims before it are added by broadcasting.
+        # Broadcasting adds the dims before the mask's.
         shape = mask.shape + (1,) * (target.dim() - end)
         return torch.where(mask.reshape(shape), value.reshape(()).to(target.dtype), target)
 
@@ -208,7 +211,7 @@ class RegionDispatch(TorchDispatchMode):
 def _is_masked_fill(
     target: torch.Tensor, indices: Any, value: torch.Tensor, accumulate: bool = False
 ) -> bool:
-    """Whether this is `target[..., mask] = one value`: no shape in it depends on data."""
+    """Whether this is `target[..., mask] = one value`, in which no shape depends on data."""
     return (
         indices[-1] is not None
         and indices[-1].dtype == torch.bool

@@ -1,4 +1,4 @@
-"""What has entered the replica region for one forward."""
+"""Inputs and state of one forward, entered into the replica region."""
 
 import dataclasses
 import functools
@@ -11,20 +11,20 @@ from spmdzero.backend.forms._tree import Batch, map_tensors
 from spmdzero.backend.protocols._mesh import Mesh
 from spmdzero.backend.protocols._region import Tracing, refuse_gradient_hooks
 from spmdzero.backend.replica import _manual
-from spmdzero.backend.replica._boundary import enter_batch, enter_parameter, enter_whole
+from spmdzero.backend.replica._border import enter_batch, enter_parameter, enter_whole
 from spmdzero.backend.replica._gathered import GatheredAtUse
 from spmdzero.backend.replica._written import StateWatch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entered:
-    """What a forward takes, in replica space.
+    """The inputs and the state of a forward, in replica space.
 
     Attributes:
         args, kwargs: the inputs.
-        state: parameters and buffers by name; those that the forward replaces are exchanged in it.
-        watch: of that state.
-        rows: how many rows of a batch a replica has, and how many batches these join.
+        state: parameters and buffers by name; the forward replaces entries in place.
+        watch: compares that state with the one before.
+        rows: number of a replica's rows -> number of batches that are joined in them.
         whole: whether an input is a batch that each replica has whole.
     """
 
@@ -45,7 +45,7 @@ def enter(
     seed: int,
     gathered: GatheredAtUse | None,
 ) -> Entered:
-    """Takes global inputs and `own` state into the region of `mesh`; see `_boundary` for `seed`."""
+    """Enters inputs and the state of `own` into the region of `mesh`; `seed` as in `_border`."""
     rows: dict[int, int] = {}
     unshared: list[Batch] = []
 
@@ -57,7 +57,7 @@ def enter(
             return enter_whole(tensor.tensor, mesh, seed)
         whole, dim, joined = tensor.tensor, tensor.dim, tensor.joined
         own_rows = whole.shape[dim] // mesh.replicas
-        # A model that pairs the rows of two batches returns as many as one of them has.
+        # A model that pairs the rows of two batches returns as many rows as one of them has.
         rows.update({own_rows // joined: 1, own_rows: joined})
         return enter_batch(whole, dim, mesh, seed, joined=joined)
 

@@ -1,4 +1,4 @@
-"""Parameters that rest as shards, gathered where an operation of the region uses them."""
+"""Parameters stored as shards, gathered where an operation of the region uses them."""
 
 import collections
 import dataclasses
@@ -13,30 +13,30 @@ from spmdzero.backend._current import arrays, programs
 from spmdzero.backend.forms._order import after
 from spmdzero.backend.protocols._mesh import Mesh
 from spmdzero.backend.protocols._region import GradientSink, PartsOfGradients
-from spmdzero.backend.replica._boundary import enter_part
+from spmdzero.backend.replica._border import enter_part
 from spmdzero.plan import Layout
 
 _CAST = torch.ops.aten._to_copy.default
-# How many gathered parameters wait for a further use. Two neighbours often share one, as a loss and
-# its gradient do; what waits longer costs memory.
+# Number of gathered parameters that wait for another use. Neighbouring operations often share a
+# parameter, as a loss and its gradient do; a longer wait costs memory.
 _LIVE = 3
-# A gather may start when the operations of so many uses before it are done: with none a TPU has
-# nothing to compute meanwhile, with more than one it holds more than it hides (v5e:2x4).
+# A gather may start when the operations of this many earlier uses are done: with 0 a TPU has
+# nothing to compute meanwhile, with more than 1 the memory costs more than is hidden (v5e:2x4).
 _AHEAD = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Shard:
-    """What a whole parameter is gathered from.
+    """The shard from which a whole parameter is gathered.
 
     Attributes:
-        name: the parameter's.
-        shown: the name under which the ledger has it.
+        name: of the parameter.
+        shown: the name in the ledger.
         local: this device's part, in replica space.
-        dim: along which the parts are joined.
-        parameter: the whole one, in global space.
-        sink: takes its gradient.
-        stamp: that of the whole parameter's writes, which no longer is the shard's after one.
+        dim: the dim along which the parts are joined.
+        parameter: the whole parameter, in global space.
+        sink: takes the parameter's gradient.
+        stamp: the write stamp of the stand-in; another one means that the shard is out of date.
     """
 
     name: str
@@ -49,47 +49,48 @@ class Shard:
 
 
 class Gathering(Protocol):
-    """What a backend knows of its tensors, by which a parameter is gathered where it is used."""
+    """A backend's functions for gathering a parameter where it is used."""
 
     def all_gather(self, local: torch.Tensor, *, axis: str, dim: int) -> torch.Tensor:
-        """What the devices of an axis have, joined along `dim`; in replica space."""
+        """The parts of all devices of a mesh axis, joined along `dim`; in replica space."""
 
     def source_of(self, tensor: Any) -> Any:
-        """What tells that which `tensor` is, or views, from others; it lives as long as they do.
+        """An object that identifies the tensor which `tensor` is or views, and lives as long.
 
-        It is hashed by identity and may be weakly referred to. A write leaves it as it is. None
-        for what is not on the devices.
+        It is hashed by identity and can be weakly referenced. Writes don't change it. None for a
+        tensor that is not on the devices.
         """
 
     def is_whole(self, tensor: Any) -> bool:
-        """Whether it is all of its source as it is, rather than a view of it."""
+        """Whether `tensor` is its source itself, not a view of it."""
 
     def viewed_as(self, tensor: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-        """Of `whole`, what `tensor` is of its source."""
+        """The same view of `whole` that `tensor` is of its source."""
 
     def compute_on_demand(self, tensor: torch.Tensor) -> None:
-        """Leaves `tensor` out of the programs that are started, until it is asked for."""
+        """Leaves `tensor` out of the programs that are started, until its value is asked for."""
 
 
 class GatheredAtUse:
-    """Gathers a parameter for each use, in forward and again in backward, and lets it go.
+    """Gathers a parameter for each use, in the forward and again in the backward, and drops it.
 
-    A module sees a stand-in of the parameter's own shape, which autograd saves and views are taken
-    of. Below autograd each operation that is given a stand-in, or a view of one, is given the
-    parameter gathered from its shard in its place. XLA would make one gather of all of them at the
-    first use and keep its result for the last, so each is tied to what was computed shortly before
-    it (`after`). The stand-in itself is a gather that nothing uses, and so none.
+    A module sees a stand-in with the parameter's full shape, which autograd saves and of which
+    views are taken. Below autograd, an operation that is given a stand-in, or a view of one, gets
+    the parameter gathered from its shard in its place. XLA would merge all gathers of a parameter
+    at the first use and keep the result for the last. So each gather is tied to a value computed
+    shortly before it (`after`). The stand-in itself is a gather that no operation uses, so it is
+    never done.
 
     A cast of a stand-in to a narrower dtype is a stand-in too: the shard is cast, and the narrow
     numbers cross the wire.
 
     Args:
         mesh: the devices.
-        layouts: name -> where a parameter rests, of those that rest as shards.
-        gathering: the backend's.
-        parts: how a loop reduces their gradients.
-        seed: how many times the global loss's gradients those inside of the region are.
-        lets_go: whether what is gathered is let go when others are, and gathered again.
+        layouts: name -> layout, of the parameters that are stored as shards.
+        gathering: the backend's functions.
+        parts: makes what reduces the parameters' gradients in loops.
+        seed: gradients in the region are `seed` times those of the global loss.
+        lets_go: whether a gathered parameter is dropped after others, and gathered again.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class GatheredAtUse:
         )
 
     def __enter__(self) -> None:
-        """Around a forward, or a backward pass."""
+        """Context around a forward, or a backward pass."""
 
     def __exit__(self, *_: object) -> None:
         self._forget()
@@ -126,7 +127,7 @@ class GatheredAtUse:
         self._latest = made
 
     def _forget(self) -> None:
-        # What a live tensor holds becomes a result of the program.
+        # A tensor that is alive at the end would become a result of the program.
         self._live = collections.OrderedDict()
         self._latest: torch.Tensor | None = None
         self._before: collections.deque[torch.Tensor | None] = collections.deque(maxlen=_AHEAD + 1)
@@ -162,7 +163,7 @@ class GatheredAtUse:
     def stand_in(self, shard: Shard) -> torch.Tensor:
         """The whole parameter of a shard, which is gathered where an operation uses it."""
         whole = self._whole(shard, shard.local)
-        # It is live as long as autograd keeps it, and a read in between would gather it.
+        # Autograd keeps the stand-in alive, and a read in between would gather it.
         self._gathering.compute_on_demand(whole)
         stamped = dataclasses.replace(shard, stamp=arrays.write_stamp(whole))
         self._shards[self._gathering.source_of(whole)] = stamped
@@ -173,9 +174,9 @@ class GatheredAtUse:
             return self._gathering.all_gather(local, axis="fsdp", dim=shard.dim)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What `func` returns of operands that are gathered for it."""
+        """The result of `func` for operands that are gathered for it."""
         if func.is_view or func._schema.is_mutable:
-            # A view is one of the stand-in; what is written in place is the stand-in's own.
+            # A view is taken of the stand-in itself, and a write in place goes to it.
             return func(*args, **kwargs)
         if func is _CAST and (shard := self._narrowed(args[0], kwargs)) is not None:
             cast = func(shard.local, *args[1:], **kwargs)

@@ -1,4 +1,4 @@
-"""The forward in global space: every operation sees the whole batch, GSPMD splits it."""
+"""The forward in global space: every operation sees the whole batch, which GSPMD splits."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ from spmdzero.backend.replica._readers import Reader, reads_by
 from spmdzero.backend.replica._written import StateWatch
 from spmdzero.errors import ReplicaRegionError
 
-# Propagation gathers the whole batch around these (measured on torch_xla 2.9, CPU).
+# GSPMD's propagation gathers the whole batch around these (measured on torch_xla 2.9, CPU).
 _LEAKING = (
     nn.LayerNorm,
     nn.GroupNorm,
@@ -50,16 +50,16 @@ class _KeepSplit(torch.autograd.Function):
 
 
 class GlobalForward:
-    """Calls `module` on the whole batch, and annotates what flows in and out of leaking modules.
+    """Calls `module` on the whole batch, and annotates inputs and outputs of leaking modules.
 
     Args:
-        mesh: the devices; every axis carries the batch.
+        mesh: the devices; every axis splits the batch.
         module: its parameters live on the device, replicated.
-        around: what the backend puts around the module.
-        wrote: as `ReplicaRegion`'s.
+        around: the contexts that the backend puts around the module.
+        wrote: as in `ReplicaRegion`.
 
     Attributes:
-        read_at: as `ReplicaRegion`'s; None, because a refused read is not noted.
+        read_at: as in `ReplicaRegion`; always None, because such reads are not recorded here.
     """
 
     read_at: str | None = None
@@ -77,31 +77,31 @@ class GlobalForward:
 
     @property
     def attention(self) -> tuple[AttentionCall, ...]:
-        """As `ReplicaRegion`'s; nothing becomes a kernel, which GSPMD couldn't split."""
+        """As in `ReplicaRegion`; empty, because GSPMD couldn't split a kernel."""
         return self._around.attention
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Runs the module on global tensors, `Batch` or plain; returns what it returns."""
-        # Buffers are written where they are; masters have to follow parameters.
+        """Runs the module on global tensors, `Batch` or plain, and returns its output."""
+        # The forward writes buffers in place, but masters have to follow written parameters.
         parameters: dict[str, torch.Tensor] = dict(self._module.named_parameters())
         watch = StateWatch(parameters, parameters=parameters)
         output = self._call(self._module, args, kwargs)
         changed = _kept(watch, now := dict(self._module.named_parameters()))
         for name in changed:
-            # It would go on with the sharding of what was written.
+            # Otherwise it would take over the sharding of the value that was written.
             self._mesh.mark(now[name], REPLICATED)
         if changed:
             self._wrote(changed)
         return output
 
     def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Tracing) -> Passage:
-        """As a call, but nothing of the module is read or written.
+        """Runs the module as a call does, but reads and writes nothing that the module holds.
 
-        Gradients reach the sink in global space. Random draws take no key: they are those of the
-        devices' own generator.
+        Gradients reach the sink in global space. Random draws use no key, but the devices' own
+        generator.
 
         Raises:
-            ReplicaRegionError: the forward writes the module's own state, which is undone.
+            ReplicaRegionError: the forward writes the module's own state; the write is undone.
         """
         state = {**own.parameters, **own.buffers}
         watch = StateWatch(state, parameters=own.parameters)
@@ -121,13 +121,13 @@ class GlobalForward:
     def backward(
         self, state: Mapping[str, torch.Tensor], *, key: KeySource, read: ReadsBy
     ) -> Iterator[None]:
-        """Wraps the backward of what `trace` returned."""
+        """Context for the backward of the output of `trace`."""
         with reads_by(Reader(values=read, line=user_line)):
             yield
 
     @contextlib.contextmanager
     def _own_left_alone(self) -> Iterator[None]:
-        """Undoes what is written into the module's own state in the block, and raises then."""
+        """Context that undoes writes into the module's own state, and then raises."""
         own = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
         before = {name: tensor.detach().clone() for name, tensor in own.items()}
         values = arrays.value_ids(list(own.values()))
@@ -177,10 +177,10 @@ class GlobalForward:
 
 
 def _kept(watch: StateWatch, now: Mapping[str, torch.Tensor]) -> list[str]:
-    """What the forward wrote.
+    """Names of the parameters that the forward wrote.
 
     Raises:
-        ReplicaRegionError: it can't be kept.
+        ReplicaRegionError: a written value can't be kept.
     """
     if (refusal := watch.refusal(now)) is not None:
         raise ReplicaRegionError(refusal)

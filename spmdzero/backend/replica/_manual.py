@@ -1,4 +1,4 @@
-"""Entering and leaving replica space: short forms of what a mesh does."""
+"""Entering and leaving replica space: shorter forms of a mesh's methods."""
 
 import torch
 
@@ -12,7 +12,7 @@ def enter_copy(tensor: torch.Tensor, mesh: Mesh) -> torch.Tensor:
 
 
 def leave_stacked(tensor: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-    """`[n, *shape]`, row i living on device i: a Partial when the rows are to be summed."""
+    """`[n, *shape]`, row i living on device i: a partial if the rows are to be summed."""
     shape = tuple(tensor.shape)
     return mesh.leave(tensor[None], mesh.batch_spec(len(shape) + 1), (mesh.replicas, *shape))
 

@@ -1,4 +1,4 @@
-"""The global L2 norm of tensors that are sharded: one scalar crosses the wire."""
+"""The global L2 norm of sharded tensors: a single scalar crosses the wire."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""How what a module returns leaves the replica region."""
+"""The ways by which a module's outputs leave the replica region."""
 
 import logging
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from spmdzero.backend._current import arrays, programs
 from spmdzero.backend.forms._tree import map_tensors
 from spmdzero.backend.protocols._mesh import REPLICATED, Mesh
 from spmdzero.backend.protocols._region import OutputRule, RegionRules
-from spmdzero.backend.replica._boundary import leave_batch, leave_mean
+from spmdzero.backend.replica._border import leave_batch, leave_mean
 from spmdzero.backend.replica._written import note_disagreement
 from spmdzero.errors import ReplicaRegionError
 
@@ -18,7 +18,7 @@ logger = logging.getLogger("spmdzero")
 
 
 class Outputs:
-    """Takes outputs out of the region by `rules`, or by what their shape says.
+    """Takes outputs out of the region by `rules`, or by their shapes.
 
     Args:
         mesh, rules, seed: of the region, see `ReplicaRegion`.
@@ -34,9 +34,9 @@ class Outputs:
         """`output` in global space.
 
         Args:
-            output: what the module returned, in replica space.
-            replica_rows: how many rows of a batch a replica has, and how many batches these join.
-            flags: takes up, by label, whether replicas differ where they may not.
+            output: the module's output, in replica space.
+            replica_rows: number of a replica's rows -> number of batches that are joined in them.
+            flags: receives, by label, whether replicas differ where they must not.
 
         Raises:
             ReplicaRegionError: no rule covers a tensor, or a rule doesn't suit it.
@@ -49,9 +49,9 @@ class Outputs:
         return whole
 
     def leave_first(self, output: Any) -> Any:
-        """The first replica's `output` in global space, after a forward of which each had all rows.
+        """The first replica's `output` in global space, after a forward in which each had all rows.
 
-        Replicas may draw other dropout masks. One of them is what one device would compute.
+        Replicas may draw different dropout masks. One replica's output is what one device computes.
         """
 
         def leave(path: str, tensor: torch.Tensor) -> torch.Tensor:

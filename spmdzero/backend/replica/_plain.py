@@ -1,4 +1,4 @@
-"""What a block is given and returns, as tensors and a form that two calls can be compared by."""
+"""A block's arguments and results as tensors and a hashable form, by which calls are compared."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def flatten(tree: Any) -> tuple[list[torch.Tensor], Any]:
     """The tensors in `tree`, and a hashable form of the rest.
 
     Raises:
-        NotALoopError: something in it is neither, and may be another at each call.
+        NotALoopError: a part of `tree` is neither, and may change from call to call.
     """
     tensors: list[torch.Tensor] = []
     return tensors, _form(tree, tensors)
@@ -35,7 +35,7 @@ def _form(tree: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def unflatten(form: Any, tensors: list[torch.Tensor]) -> Any:
-    """The tree of this form with these tensors, which are taken from the list's start."""
+    """The tree of this form with these tensors, which are removed from the list's start."""
     if form is torch.Tensor:
         return tensors.pop(0)
     kind, content = form

@@ -1,4 +1,4 @@
-"""The operations that multiply matrices, and what torch asks of them."""
+"""The operations that multiply matrices, and torch's rule for their dtypes."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -20,9 +20,10 @@ PRODUCTS = {
 
 
 def mixed_dtypes(func: Any, args: Iterable[Any]) -> str | None:
-    """Why torch refuses this product (or what a backend treats alike), where dtypes differ.
+    """The reason why torch refuses this product because of its dtypes; None if it doesn't.
 
-    torch's kernels do; its meta kernels and XLA's frontends promote, or fail much later.
+    torch's kernels refuse mixed dtypes; its meta kernels and XLA's frontends promote, or fail much
+    later.
     """
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
     dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}

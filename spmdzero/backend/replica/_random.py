@@ -1,12 +1,12 @@
-"""Random numbers inside the replica region: different on every replica, repeatable by seed.
+"""Random numbers inside the replica region: different on every replica, repeatable by a seed.
 
 A compiler draws the same numbers on every device there. So each random operation is rebuilt from
-a counter-based hash of (key, replica, element). The key is drawn from torch's CPU generator:
-`torch.manual_seed` repeats it, and torch.utils.checkpoint, which restores that generator,
+a counter-based hash of (key, replica, element). The key is drawn from torch's CPU generator, so
+`torch.manual_seed` makes it repeat, and torch.utils.checkpoint, which restores that generator,
 recomputes with the masks of its forward.
 
-A backend whose devices' own generator is spmdzero's too makes these operations of `Random`, with
-streams of that generator.
+If spmdzero also provides the devices' own generator, a backend makes these operations of `Random`,
+with streams of that generator.
 """
 
 import math
@@ -18,7 +18,7 @@ import torch
 from spmdzero.backend._keys import draw_key
 
 _aten = torch.ops.aten
-# For the error of what has none of the replacements below.
+# Named in the error about a random operation without a replacement below.
 KNOWN_DRAWS = (
     "rand, randn, randint, randperm, multinomial, bernoulli, dropout, normal_, uniform_ or "
     "exponential_"
@@ -34,24 +34,25 @@ def _scramble(bits: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(bits: torch.Tensor, by: int) -> torch.Tensor:
-    """Int32 shifted to the right as if it were unsigned."""
-    # `>>` keeps the sign, which is masked off. Of a negative number torch_xla divides, and rounds
-    # towards zero; what would be rounded is 0 first, so that both backends have the same numbers.
+    """Shifts int32 to the right as if it were unsigned."""
+    # `>>` copies the sign bit, which the mask removes. torch_xla divides a negative number instead
+    # and rounds towards zero; clearing the low bits first makes both backends give the same
+    # numbers.
     return ((bits & -(1 << by)) >> by) & ((1 << (32 - by)) - 1)
 
 
 class Random:
-    """Draws of a stream of bits for each draw."""
+    """Random numbers from a stream of bits for each draw."""
 
     def stream(self) -> torch.Tensor:
-        """What tells a draw from others: `[1]` int32, on the devices."""
+        """An int32 `[1]` on the devices, different for each draw."""
         raise NotImplementedError
 
     def bits(self, shape: torch.Size) -> torch.Tensor:
-        """`shape` int32, uniform over 23 bits: what float32 holds exactly with half a step.
+        """`shape` int32, uniform over 23 bits: float32 holds these plus half a step exactly.
 
         Raises:
-            ValueError: an int32 doesn't count so many elements.
+            ValueError: an int32 can't count so many elements.
         """
         stream, count = self.stream(), math.prod(shape)
         if count > 1 << 31:
@@ -60,10 +61,10 @@ class Random:
         return ((_scramble(_scramble(index ^ stream) + stream)) & 0x7FFFFF).reshape(shape)
 
     def uniform(self, shape: torch.Size, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """`shape` in (0, 1); in [0, 1) for a dtype whose rounding would reach 1.
+        """`shape` in (0, 1); [0, 1) if the rounding of `dtype` would reach 1.
 
         Raises:
-            ValueError: not a floating dtype.
+            ValueError: `dtype` is not a floating dtype.
         """
         values = (self.bits(shape).to(torch.float32) + 0.5) * (1.0 / (1 << 23))
         if _floating(dtype) in _SHORT_MANTISSA:
@@ -72,20 +73,20 @@ class Random:
         return values.to(dtype)
 
     def normal(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """`shape`, standard normal, by Box and Muller; a floating dtype."""
+        """`shape`, standard normal, by Box and Muller; `dtype` must be floating."""
         radius = torch.sqrt(-2.0 * torch.log(self.uniform(shape)))
         angle = 2 * math.pi * self.uniform(shape)
         return (radius * torch.cos(angle)).to(_floating(dtype))
 
     def exponential(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """`shape`, exponential with rate 1; a floating dtype."""
+        """`shape`, exponential with rate 1; `dtype` must be floating."""
         return (-torch.log(self.uniform(shape))).to(_floating(dtype))
 
     def integers(self, low: int, high: int, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """`shape` in [low, high).
+        """Integers of `shape` in [low, high).
 
         Raises:
-            ValueError: there is no such integer, or `dtype` doesn't hold all of them.
+            ValueError: the range is empty, or `dtype` doesn't hold all of it.
         """
         span = high - low
         if span <= 0:
@@ -100,24 +101,24 @@ class Random:
             raise ValueError(f"{dtype} does not hold the integers in [{low}, {high})")
         wide = self.bits(shape).to(torch.int64) * (1 << 23) + self.bits(shape)
         if span > 1 << 23:
-            # It takes as many more bits as int64 has, so that the rest of a division stays uniform.
+            # A large span takes all 63 bits of an int64, so that the remainder stays uniform.
             wide = (wide + (self.bits(shape).to(torch.int64) << 46)) & ((1 << 63) - 1)
         return (low + wide % span).to(dtype)
 
 
 class ReplicaRandom(Random):
-    """Draws per replica. `replica` is `[1]` int32 in replica space, `key` makes a fresh one."""
+    """Draws per replica. `replica` is `[1]` int32 in replica space, `key` makes a new key."""
 
     def __init__(self, replica: torch.Tensor, key: Callable[[int], torch.Tensor]) -> None:
         self.replica, self.key = replica, key
 
     def stream(self) -> torch.Tensor:
-        """Another one on each replica."""
+        """A stream that differs on each replica."""
         return stream_of(self.replica, self.key(draw_key()))
 
 
 def stream_of(number: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """The stream of a number, `[1]` int32, and a key, an int32 of no dims."""
+    """The stream for a number, `[1]` int32, and a key, 0-dim int32."""
     return _scramble(_scramble(number * 0x3C6EF35F + 0x1F123BB5) ^ key)
 
 
@@ -148,7 +149,7 @@ def _multinomial(
         raise ValueError(f"the weights have {weights.dim()} dims, not 1 or 2")
     if not weights.shape[-1]:
         raise ValueError("invalid multinomial distribution (sum of probabilities <= 0)")
-    # The Gumbel trick: the `count` largest of log w + Gumbel are a draw without replacement.
+    # The Gumbel trick: the `count` largest of log w + Gumbel are drawn without replacement.
     scores = torch.log(weights.to(torch.float32))
     if replacement:
         shape = torch.Size((*weights.shape[:-1], count, weights.shape[-1]))
@@ -235,7 +236,7 @@ REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     _aten.bernoulli.default: _bernoulli,
     _aten.bernoulli.p: _bernoulli,
     _aten.bernoulli.Tensor: _bernoulli,
-    # A default is not handed to a mode.
+    # A mode doesn't receive default arguments.
     _aten.bernoulli_.float: lambda rng, x, p=0.5, **_: _bernoulli(rng, x, p),
     _aten.rand.default: lambda rng, size, **k: rng.uniform(torch.Size(size), _float(k)),
     _aten.rand_like.default: lambda rng, x, **k: rng.uniform(x.shape, _dtype(k, x.dtype)),
@@ -276,7 +277,7 @@ REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     _aten.exponential.default: _exponential,
 }
 
-# A backend whose operations aren't functionalised first shows these to a mode as they are.
+# A backend that doesn't functionalise first shows these operations to a mode as they are.
 IN_PLACE: dict[Any, Any] = {
     _aten.bernoulli_.float: _aten.bernoulli_.float,
     _aten.bernoulli_.Tensor: _aten.bernoulli.Tensor,

@@ -1,8 +1,8 @@
-"""Reads of what belongs to a replica: Python gets the value that all replicas have, or an error.
+"""Reads of a replica's tensors: Python gets the value that all replicas share, or an error.
 
-`RegionDispatch` sees most reads; not those that torch makes with modes off (`repr`), and not those
-of a hook that keeps a tensor and reads it after the region, or that runs in a plain
-`loss.backward()`. So a backend asks here at each of its ways to the host.
+`RegionDispatch` sees most reads, but not those that torch makes with modes off (`repr`), and not
+those of a hook that reads a kept tensor after the region, or in a plain `loss.backward()`. So a
+backend asks this module at each of its ways to the host.
 """
 
 import contextlib
@@ -16,16 +16,16 @@ import torch
 from spmdzero._user_line import user_line
 from spmdzero.errors import ReplicaRegionError
 
-# Replicas whose values `repr` shows.
+# Number of replicas whose values `repr` shows.
 _SHOWN = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reader:
-    """How a region reads.
+    """The way in which a region reads values.
 
     Attributes:
-        values: `[*shape]` in replica space -> those of all replicas, `[n, *shape]` on the CPU.
+        values: maps `[*shape]` in replica space to all replicas' values, `[n, *shape]` on the CPU.
         line: names the user's line and module.
     """
 
@@ -35,7 +35,7 @@ class Reader:
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        # One for each region that this thread is in; None while spmdzero itself reads.
+        # One reader for each region that this thread is in; None while spmdzero itself reads.
         self.readers: list[Reader | None] = []
 
 
@@ -44,7 +44,7 @@ _thread = _Thread()
 
 @contextlib.contextmanager
 def reads_by(reader: Reader | None) -> Iterator[None]:
-    """Inside, reads of this thread are the reader's."""
+    """Context in which `reader` does the reads of this thread."""
     _thread.readers.append(reader)
     try:
         yield
@@ -53,21 +53,21 @@ def reads_by(reader: Reader | None) -> Iterator[None]:
 
 
 def reads_are_global() -> contextlib.AbstractContextManager[None]:
-    """Inside, what is read belongs to no replica."""
+    """Context in which reads are of global tensors, not of a replica's."""
     return reads_by(None)
 
 
 def in_region() -> bool:
-    """Whether this thread runs what belongs to a replica."""
+    """Whether this thread runs code of a replica."""
     return bool(_thread.readers)
 
 
 def common_value(values: torch.Tensor, line: Callable[[], str]) -> torch.Tensor:
-    """The value that all replicas have, `[*shape]`.
+    """The value that all replicas share, `[*shape]`.
 
     Args:
         values: of all replicas, `[n, *shape]` on the CPU.
-        line: says where Python reads it.
+        line: names the line where Python reads it.
 
     Raises:
         ReplicaRegionError: the replicas disagree.
@@ -85,12 +85,12 @@ def common_value(values: torch.Tensor, line: Callable[[], str]) -> torch.Tensor:
 
 
 def current_reader() -> Reader | None:
-    """The innermost region's of this thread; None outside, and where what is read is global."""
+    """The reader of this thread's innermost region; None outside, and where reads are global."""
     return _thread.readers[-1] if _thread.readers else None
 
 
 def refuse_read_without_data() -> NoReturn:
-    """Raises ReplicaRegionError: what Python reads has no data, as nothing is run."""
+    """Raises ReplicaRegionError: Python reads a value of a tensor without data."""
     raise ReplicaRegionError(
         f"{user_line()}: Python reads a value here, and a model on the meta device is explained "
         "without any. Use torch.where, or explain a smaller model with data"
@@ -98,7 +98,7 @@ def refuse_read_without_data() -> NoReturn:
 
 
 def text_without_data(tensor: torch.Tensor) -> str:
-    """What `print` shows of a tensor that has no data."""
+    """The text that `print` shows for a tensor without data."""
     return (
         f"tensor without data (shape={list(tensor.shape)}, dtype={tensor.dtype}, "
         f"device={str(tensor.device)!r})"
@@ -108,12 +108,12 @@ def text_without_data(tensor: torch.Tensor) -> str:
 def shown_values(
     tensor: torch.Tensor, values: torch.Tensor, plain: Callable[[torch.Tensor], str]
 ) -> str:
-    """What `print` shows of a tensor on which the replicas may disagree.
+    """The text that `print` shows for a tensor on which the replicas may disagree.
 
     Args:
         tensor: on the devices.
         values: of all replicas, `[n, *shape]` on the CPU.
-        plain: a tensor on the CPU -> its `repr`.
+        plain: returns the `repr` of a CPU tensor.
     """
     suffix = f"device={str(tensor.device)!r}"
     if tensor.requires_grad:

@@ -14,7 +14,7 @@ from spmdzero.backend.replica._products import PRODUCTS
 
 
 class _Tie(torch.autograd.Function):
-    """`tensor` itself, as a value that can't be known before `gradient` is."""
+    """`tensor` itself, as a value that can't be computed before `gradient` is."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -26,14 +26,14 @@ class _Tie(torch.autograd.Function):
 
 
 class _Kept(TorchDispatchMode):
-    """Keeps what products and attention kernels return, and returns it again in later runs.
+    """Keeps the results of products and attention kernels, and returns them again in later runs.
 
-    It is entered once for each run: of a graph that is kept, each backward pass has one. torch's
-    own selective checkpointing would return the very values of the first run, and XLA would merge
-    what is computed of them with that run.
+    Each run enters it once; a graph that is kept has a run in each backward pass. torch's own
+    selective checkpointing would return the very values of the first run, and XLA would merge the
+    operations on them with those of that run.
 
     Attributes:
-        gradient: what the values of this run are tied to; None in the first.
+        gradient: the tensor to which values of this run are tied; None in the first run.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class _Kept(TorchDispatchMode):
         self._first = True
 
     def __enter__(self) -> "_Kept":
-        # A later run may have ended early, as soon as it had made what was missing.
+        # The run before may have ended early, once it had computed the missing values.
         self._left = None if self._first else iter(self._values)
         return super().__enter__()
 
@@ -59,7 +59,7 @@ class _Kept(TorchDispatchMode):
         return self.keep(made) if func in PRODUCTS else made
 
     def keep(self, made: torch.Tensor) -> torch.Tensor:
-        """`made` in the first run; in a later one what was made there in its place."""
+        """`made` in the first run; in a later run the result of the first run in its place."""
         if self._left is None:
             self._values.append(made)
             return made
@@ -68,22 +68,22 @@ class _Kept(TorchDispatchMode):
 
 
 def kept_of_kernel(made: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What takes the place of what a kernel made, which no dispatch mode sees."""
+    """The tensors that replace the results of a kernel, which no dispatch mode sees."""
     modes = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, _Kept)]
     return [modes[-1].keep(value) for value in made] if modes else made
 
 
 def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Runs `function`, keeps its inputs only, and runs it again in the backward pass.
+    """Runs `function`, keeps only its inputs, and runs it again in the backward pass.
 
-    torch.utils.checkpoint alone saves nothing under XLA: the second run is the same operations on
+    torch.utils.checkpoint alone saves nothing under XLA: the second run has the same operations on
     the same values, so the compiler merges it with the first (common subexpression elimination)
-    and keeps the activations; its optimisation barriers are gone before that pass on the CPU.
-    Here the second run's inputs depend on the gradient that arrives, which the first can't know.
+    and keeps the activations; on the CPU its optimisation barriers are gone before that pass.
+    Here the inputs of the second run depend on the arriving gradient, which the first doesn't know.
 
     Args:
-        function: anything differentiable; runs twice, with the same random numbers.
-        args, kwargs: its inputs; tensors among them are what is kept.
+        function: any differentiable function; runs twice, with the same random numbers.
+        args, kwargs: its inputs; the tensors among them are kept.
 
     Returns what `function` returns.
     """
@@ -91,9 +91,9 @@ def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def recomputed_but_dots(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """As `recomputed`, and keeps what matrix products, convolutions and attention kernels return.
+    """As `recomputed`, but keeps results of matrix products, convolutions and attention kernels.
 
-    The second run takes these from the first and computes the rest: what is elementwise, or a sum
+    The second run takes these from the first and computes the rest, which is elementwise or a sum
     over a row.
     """
     return _recomputed(function, args, kwargs, kept=_Kept())

@@ -1,4 +1,4 @@
-"""Which modules of a model run again in the backward pass, and what of them is kept."""
+"""The modules of a model that run again in the backward pass, and their policies."""
 
 import contextlib
 import re
@@ -14,7 +14,7 @@ from spmdzero._user_line import user_line
 from spmdzero.backend.protocols._region import Recompute
 from spmdzero.backend.replica._anchors import Anchors, is_hooked
 from spmdzero.backend.replica._candidates import candidates
-from spmdzero.backend.replica._class_calls import taken_over
+from spmdzero.backend.replica._class_calls import calls_replaced
 from spmdzero.backend.replica._plain import flatten
 from spmdzero.backend.replica._recompute import recomputed, recomputed_but_dots
 from spmdzero.backend.replica._refused import NotALoopError
@@ -25,15 +25,16 @@ _KEY = "spmd.recompute"
 
 
 class RecomputedBlocks:
-    """Modules that run again in the backward pass.
+    """The modules that run again in the backward pass.
 
     Args:
-        model: what is trained.
-        recompute: what of each block is computed again, for equal blocks that follow each other
-            in a ModuleList or Sequential, or by patterns of module names.
+        model: the model that is trained.
+        recompute: the policy that says which operations of each block are computed again: one for
+            equal blocks that follow each other in a ModuleList or Sequential, or one per pattern of
+            module names.
 
     Raises:
-        SpmdZeroConfigError: there are no such blocks, a pattern matches none, or one is in another.
+        SpmdZeroConfigError: there are no such blocks, a pattern matches none, or blocks are nested.
     """
 
     def __init__(self, model: nn.Module, recompute: Recompute) -> None:
@@ -56,10 +57,10 @@ class RecomputedBlocks:
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        """Inside, a call of one of them keeps only what its policy says."""
+        """Context in which calls of these modules keep only the values that their policy names."""
         with contextlib.ExitStack() as stack:
             for kind in self._kinds:
-                stack.enter_context(taken_over(kind, self._watched))
+                stack.enter_context(calls_replaced(kind, self._watched))
             yield
 
     def _watched(
@@ -106,7 +107,7 @@ def _matched(model: nn.Module, recompute: Mapping[str, str]) -> dict[str, str]:
     names = [name for name, _ in model.named_modules() if name]
     found: dict[str, str] = {}
     for pattern, policy in recompute.items():
-        # A star is anything but a dot, so that "h.*" isn't what is inside of the blocks too.
+        # A star matches no dot, so that "h.*" doesn't match the modules inside the blocks.
         form = re.compile(re.escape(pattern).replace(r"\*", "[^.]*"))
         matches = [name for name in names if form.fullmatch(name)]
         if not matches:

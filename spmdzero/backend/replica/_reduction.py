@@ -1,4 +1,4 @@
-"""How a gradient leaves the replica region: kept Partial, or reduced to the plan's layout."""
+"""The ways by which a gradient leaves the replica region: as a partial, or reduced."""
 
 import dataclasses
 import math
@@ -20,12 +20,12 @@ class GradientReduction:
 
     Attributes:
         mesh: the devices.
-        method: ``"annotated"`` sums the Partial rows in global space and marks the sum, GSPMD
-            chooses the collective; ``"explicit"`` calls reduce-scatter inside the region.
-        dtype: the dtype that crosses the wire, None for the gradient's own; each call may name
-            another for its tensor.
-        steps: the lengths of the groups that reduce-scatter one after another over the axis fsdp;
-            none for all of it at once.
+        method: ``"annotated"`` sums the partial's rows in global space and marks the sum, for which
+            GSPMD chooses the collective; ``"explicit"`` calls reduce-scatter inside the region.
+        dtype: the dtype that crosses the wire, None for the gradient's own; each call may give
+            another one for its tensor.
+        steps: the sizes of the groups that reduce-scatter one after another over the axis fsdp;
+            empty for all of it at once.
     """
 
     mesh: Mesh
@@ -41,10 +41,10 @@ class GradientReduction:
         method: Literal["annotated", "explicit", "auto"],
         dtype: torch.dtype | None = None,
     ) -> "GradientReduction":
-        """The one that fits the chips: ``"auto"`` is the method that keeps a reduce-scatter.
+        """The reduction that fits the chips: ``"auto"`` is the method that keeps a reduce-scatter.
 
-        The TPU's compiler makes an all-reduce of an annotated sum over two mesh axes, and of any
-        sum over all of a torus that it does not scatter over: that one goes in steps.
+        The TPU's compiler turns an annotated sum over two mesh axes into an all-reduce, and any sum
+        over all of a torus on which it can't scatter at once: that sum is done in steps.
         """
         torus, spec = runtime.program_torus(), mesh.spec
         steps: tuple[int, ...] = ()
@@ -55,13 +55,13 @@ class GradientReduction:
         return cls(mesh, method, dtype, steps)
 
     def partial(self, local: torch.Tensor) -> torch.Tensor:
-        """`[n, *shape]` in global space, row i being device i's own gradient: nothing moves."""
+        """`[n, *shape]` in global space; row i is the gradient of device i, and nothing moves."""
         return _manual.leave_stacked(local, self.mesh)
 
     def reduce_local(
         self, local: torch.Tensor, layout: Layout, *, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        """The sum over replicas of each device's `local` gradient, placed as planned.
+        """The sum over replicas of each device's `local` gradient, stored as `layout` says.
 
         Returns a global tensor of the layout's stored shape: the parameter's shape, or
         `[padded]` where the plan flattens.
@@ -88,15 +88,16 @@ class GradientReduction:
             moved = self.mesh.all_reduce(moved, axis="data")
         return moved.to(local.dtype)
 
-    def let_go_of_whole(self, gradient: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """A reduced gradient, the same number for number, of which devices keep their shards only.
+    def release_whole(self, gradient: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """A reduced gradient with the same values, of which each device keeps only its shard.
 
-        XLA's CPU compiler makes an all-reduce of the sum, and of the shard a slice that each of
-        its readers takes anew, because that is cheap: the norm when the gradient is there, the
-        update at the end of the step. So every device held every gradient whole until then. A
-        division counts as dear: it is done once, and its result is all that is kept. It is by 1,
-        whatever the gradient is; that is seen, and the division left out, only when machine code
-        is made. `spmdzero.explain` takes it out of what it compiles for TPUs.
+        XLA's CPU compiler turns the sum into an all-reduce. Each reader of the shard then slices it
+        anew, because a slice is cheap: the norm once the gradient is there, the update at the end
+        of the step. So every device would hold every whole gradient until then. XLA counts a
+        division as expensive: it is done once, and only its result is kept. The divisor is 1,
+        whatever the gradient is, but XLA sees that, and drops the division, only when it makes
+        machine code. `spmdzero.explain` removes the division from programs that it compiles for
+        TPUs.
         """
         if not layout.is_sharded or runtime.program_platform() != "CPU":
             return gradient
@@ -106,16 +107,16 @@ class GradientReduction:
     def reduce_partial(
         self, partial: torch.Tensor, layout: Layout, *, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        """The sum over dim 0 of a Partial `[n, *shape]`, placed as planned."""
+        """The sum over dim 0 of a partial `[n, *shape]`, stored as `layout` says."""
         if self._annotates(partial.dim() - 1, layout):
             return self._annotated(partial, layout, dtype=dtype)
         entered = self.mesh.enter(partial, self.mesh.batch_spec(partial.dim()))
         return self.reduce_local(entered.squeeze(0), layout, dtype=dtype)
 
     def _annotates(self, dims: int, layout: Layout) -> bool:
-        """Whether the compiler may choose: it combines the sums of small tensors only then.
+        """Whether the compiler chooses the collective: else it combines no sums of small tensors.
 
-        Those of vectors too, which libtpu scatters in no step.
+        Vectors count as small, too: libtpu scatters them in no step.
         """
         small = layout.kind == "replicate" or (len(self.steps) > 1 and dims < 2)
         return self.method == "annotated" or small
@@ -128,6 +129,6 @@ class GradientReduction:
         if layout.kind == "flat":
             moved = moved.reshape(self.mesh.replicas, -1)
             moved = F.pad(moved, (0, layout.stored[0] - moved.shape[1]))
-        # The sum is marked before the cast: GSPMD would otherwise reduce in the wider dtype.
+        # Mark the sum before the cast: otherwise GSPMD would reduce in the wider dtype.
         total = self.mesh.mark(self.mesh.sum_partial(moved), layout.spec)
-        return self.let_go_of_whole(total, layout).to(partial.dtype)
+        return self.release_whole(total, layout).to(partial.dtype)

@@ -10,10 +10,10 @@ from torch.utils.checkpoint import CheckpointFunction
 
 @contextlib.contextmanager
 def second_runs(inside: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
-    """Around a forward: what it checkpoints so runs again inside of `inside()`.
+    """Context around a forward: reentrant checkpoints in it run again inside `inside()`.
 
-    `engine.backward` brings the region with it; a plain `loss.backward()` knows of none, and what
-    ran on a replica's tensors would run on the whole ones.
+    `engine.backward` enters the region itself, but a plain `loss.backward()` doesn't know it: a
+    function that ran on a replica's tensors would run on the whole ones.
     """
     forward = CheckpointFunction.forward
 

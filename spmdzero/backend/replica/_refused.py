@@ -1,5 +1,5 @@
-"""Why blocks stay what they are."""
+"""The error about blocks that can't become a loop."""
 
 
 class NotALoopError(Exception):
-    """A block can't be the body of a loop; the text says why, and is a clause."""
+    """A block can't be the body of a loop; the text is a clause that says why."""

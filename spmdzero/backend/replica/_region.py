@@ -32,13 +32,13 @@ from spmdzero.backend.replica import _manual
 from spmdzero.backend.replica._around import Around, FollowError, Provided
 from spmdzero.backend.replica._dispatch import RegionDispatch
 from spmdzero.backend.replica._entered import Entered, enter
-from spmdzero.backend.replica._gathered import GatheredAtUse
-from spmdzero.backend.replica._kept import (
+from spmdzero.backend.replica._forbidden import (
     kept_tensors,
     refuse_new,
     refuse_written,
     write_stamps,
 )
+from spmdzero.backend.replica._gathered import GatheredAtUse
 from spmdzero.backend.replica._outputs import Outputs
 from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.backend.replica._reentrant import second_runs
@@ -47,26 +47,27 @@ from spmdzero.errors import ReplicaRegionError
 
 
 class ReplicaRegion:
-    """Calls `module` once per device, each on its own rows.
+    """Calls `module` once per device, each time on the device's own rows.
 
     Args:
-        mesh: the devices; every axis carries the batch.
-        module: its parameters and buffers live on the device, replicated but for `gathered`.
+        mesh: the devices; every axis splits the batch.
+        module: its parameters and buffers live on the device, replicated except those in
+            `gathered`.
         sink: called in backward with each trainable parameter's name and this replica's
-            gradient, in replica space; several calls for one name are to be summed.
+            gradient, in replica space; several gradients of one name have to be summed.
         rules: declared exceptions to the rules of entering and leaving.
-        seed: how many times the global loss's gradients those inside the region, and so those
-            that reach `sink`, are: 1, or the number of devices, which makes each replica
-            differentiate its own loss.
-        around: what the backend puts around the module.
-        wrote: is told the names of parameters and buffers that a forward wrote.
-        gathered: gives operations the parameters that rest as shards; None where none does.
+        seed: the factor of gradients inside the region, which also reach `sink`, over those of the
+            global loss: 1, or the number of devices, with which each replica differentiates its own
+            loss.
+        around: the contexts that the backend puts around the module.
+        wrote: called with the names of parameters and buffers that a forward wrote.
+        gathered: gathers parameters that are stored as shards; None where there are none.
 
     Attributes:
         replicas: number of each replica, `[n]` int32, sharded.
         recomputes: whether the latest forward checkpoints activations.
-        read_at: where the latest pass read a value from the devices that may be another at the
-            next step, None for nowhere.
+        read_at: the line where the latest pass read a value from the devices that may change by the
+            next step, None where it read none.
     """
 
     def __init__(
@@ -88,9 +89,10 @@ class ReplicaRegion:
         first = runtime.process_index() * runtime.local_device_count()
         ids = torch.arange(first, first + runtime.local_device_count(), dtype=torch.int32)
         self.replicas = mesh.place(ids, mesh.batch_spec(1))
-        # The latest call's state; None when that was folded, whose backward pass brings its own.
+        # The latest call's state; None if the call was folded: its backward brings a state of its
+        # own.
         self._state: Mapping[str, torch.Tensor] | None = None
-        # Backward passes that run in it, one inside of another.
+        # Number of backward passes inside the region, one inside another.
         self._in_backward = 0
         self.disagreements: dict[str, torch.Tensor] = {}
         self.recomputes = False
@@ -98,16 +100,16 @@ class ReplicaRegion:
 
     @property
     def attention(self) -> tuple[AttentionCall, ...]:
-        """How the latest pass computes attention; empty where its program has no kernels."""
+        """The attention calls of the latest pass; empty where its program has no kernels."""
         return self._around.attention
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Runs the module on global tensors: `Batch` enters as shards, a plain tensor whole.
+        """Runs the module on global tensors: a `Batch` enters as shards, a plain tensor whole.
 
         Returns the module's output in global space.
 
         Raises:
-            ReplicaRegionError: see `RegionDispatch`, and outputs that no rule covers.
+            ReplicaRegionError: see `RegionDispatch`; or no rule covers an output.
         """
         passage = self.trace(args, kwargs, self._own())
         if torch.is_grad_enabled():
@@ -116,7 +118,7 @@ class ReplicaRegion:
         return passage.output
 
     def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Tracing) -> Passage:
-        """As a call, but nothing of the module is read or written."""
+        """Runs the module as a call does, but reads and writes nothing that the module holds."""
         kept, stamps = kept_tensors(self._module), write_stamps(self._own_state())
         generator = torch.get_rng_state()
         try:
@@ -143,7 +145,7 @@ class ReplicaRegion:
         output, dispatch = self._call(entered, own, loops=loops)
         refusal = entered.watch.refusal(entered.state)
         if refusal is not None:
-            # Once more, to find the line.
+            # Run it once more, to find the line.
             again = self._enter(args, kwargs, own)
             first = FirstWrong(again.watch.refusal, self._module, again.state)
             self._call(again, own, loops=False, inside=first)
@@ -178,7 +180,7 @@ class ReplicaRegion:
 
     @contextlib.contextmanager
     def _again(self, state: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """Around a part of the forward that runs again, in a backward pass that may have none."""
+        """Context around a part of the forward that runs again; enters the region if need be."""
         if self._in_backward:
             yield
             return
@@ -186,10 +188,10 @@ class ReplicaRegion:
             yield
 
     def look(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """What a call would return; nothing of the module is written, and no backward may come.
+        """The output of a call that writes nothing to the module and allows no backward.
 
         Raises:
-            ReplicaRegionError: as a call.
+            ReplicaRegionError: as in a call.
         """
         latest = self.recomputes, self.read_at
         try:
@@ -200,7 +202,7 @@ class ReplicaRegion:
     def settle(
         self, *, written: Mapping[str, torch.Tensor], flags: Mapping[str, torch.Tensor]
     ) -> None:
-        """Writes what a `Passage` says to the module, and remembers its flags."""
+        """Writes the new values of a `Passage` to the module, and remembers its flags."""
         if written:
             own = self._own_state()
             with torch.no_grad():
@@ -214,11 +216,11 @@ class ReplicaRegion:
 
     @property
     def awaits_backward(self) -> bool:
-        """Whether a backward pass is to come that runs parts of the latest forward again."""
+        """Whether a backward pass is still to come that runs parts of the latest forward again."""
         return self.recomputes and bool(self._state)
 
     def note_folded(self) -> None:
-        """The latest forward was one operation: nothing of it is recomputed in backward."""
+        """Records that the latest forward was one operation, which backward doesn't recompute."""
         self.recomputes, self._state = False, None
 
     @contextlib.contextmanager
@@ -229,13 +231,14 @@ class ReplicaRegion:
         key: KeySource | None = None,
         read: Reader | None = None,
     ) -> Iterator[None]:
-        """Wraps `loss.backward()`: gradient checkpointing runs the module's forward again there.
+        """Context around `loss.backward()`: checkpointing runs the module's forward again there.
 
-        It then finds the replicas' parameters, random numbers and checked reads of the forward.
+        That run then finds the replicas' parameters, random numbers and checked reads.
 
         Args:
-            state: of the `Passage` that the loss comes from, None for that of the latest call.
-            key, read: as in `Tracing`, for what the user runs in backward; None for the region's.
+            state: of the `Passage` that the loss comes from; None for that of the latest call.
+            key, read: as in `Tracing`, for code that the user runs in the backward; None for the
+                region's own.
         """
         if state is None:
             if self._state is None:
@@ -284,17 +287,17 @@ class ReplicaRegion:
         return self._mesh.enter(tensor, (None,) * tensor.dim())
 
     def _agreement(self) -> torch.Tensor:
-        # It is uploaded, so that the first note has the graph of the later ones.
+        # It is uploaded, so that the first disagreement has the same graph as the later ones.
         return self._mesh.place(torch.zeros((), dtype=torch.int32))
 
     def check_agreement(self) -> None:
         """Reads whether integer outputs and buffers were the same on every replica so far.
 
         Raises:
-            ReplicaRegionError: one was not; names it.
+            ReplicaRegionError: one was not; the error names it.
         """
         flags = dict(self.disagreements)
-        # They are kept, at zero: the next forward then has the graph of the latest.
+        # They stay, set to zero: the next forward then has the same graph as the latest.
         self.disagreements.update({label: self._agreement() for label in flags})
         for label, flag in flags.items():
             if flag.item():

@@ -1,4 +1,4 @@
-"""Parameters and buffers that a forward wrote, in whatever way: found by what they hold."""
+"""Parameters and buffers that a forward wrote, in whatever way, found by their values."""
 
 import functools
 from collections.abc import Callable, Collection, Mapping
@@ -18,12 +18,12 @@ Named = Mapping[str, torch.Tensor]
 
 
 class StateWatch:
-    """What a module's state held before its forward.
+    """The values of a module's state before its forward.
 
-    It is compared by value: a version counter sees neither `.data` nor what a batch norm does.
+    Values are compared by their ids: a version counter sees neither `.data` nor a batch norm.
 
     Args:
-        state: by name, before the forward.
+        state: tensors by name, before the forward.
         parameters: names of those that are parameters.
 
     Attributes:
@@ -33,12 +33,12 @@ class StateWatch:
     def __init__(self, state: Named, *, parameters: Collection[str]) -> None:
         self.before, self._parameters = dict(state), parameters
         self._values = arrays.value_ids(list(state.values()))
-        # The same tensor may have another form later, by `.data`.
+        # The same tensor may have another shape or dtype later, by `.data`.
         self._forms = {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
         self._nodes = {name: state[name].grad_fn for name in parameters}
 
     def changed(self, now: Named) -> list[str]:
-        """Those that the forward has replaced in `now`, or written."""
+        """Names of the tensors that the forward has replaced in `now`, or written."""
         values = arrays.value_ids([now[name] for name in self.before])
         before = zip(self.before.items(), self._values, values, strict=True)
         return [n for (n, old), was, value in before if now[n] is not old or was != value]
@@ -48,7 +48,7 @@ class StateWatch:
         return {n: now[n].detach().to(self._forms[n][1]) for n in self.changed(now)}
 
     def refusal(self, now: Named) -> str | None:
-        """Why what the forward wrote can't be kept, None where it can."""
+        """The reason why a value that the forward wrote can't be kept, None where all can."""
         reasons = (self._wrong(name, now[name]) for name in self.changed(now))
         return next((reason for reason in reasons if reason is not None), None)
 
@@ -81,11 +81,11 @@ class StateWatch:
 
 
 class FirstWrong(TorchFunctionMode):
-    """Raises ReplicaRegionError at the line of the user's code after which `check` has a reason.
+    """Raises ReplicaRegionError at the line of the user's code that makes `check` find a reason.
 
     Args:
-        check: why the module's state, by name, can't be kept; None where it can.
-        module: whose forward runs.
+        check: returns why the module's state, by name, can't be kept; None where it can.
+        module: the module whose forward runs.
         names: of its state.
     """
 
@@ -114,8 +114,8 @@ def leave_written(
 ) -> dict[str, torch.Tensor]:
     """Global values of state that is in replica space, one collective for each dtype.
 
-    The mean over replicas for floats, and what all of them have for integers. `flags` takes up, by
-    label, whether replicas differ in an integer.
+    Floats become their mean over replicas, integers the value that all replicas have. `flags`
+    receives, by label, whether replicas differ in an integer.
     """
     by_dtype: dict[torch.dtype, list[str]] = {}
     for name, tensor in written.items():
@@ -128,8 +128,8 @@ def leave_written(
                 flat.to(torch.int32) if dtype == torch.bool else flat, mesh
             )
             if dtype.is_floating_point or dtype.is_complex:
-                # In fp32 the mean of equal bf16 is that number, by which what the forward left
-                # alone is known to a master.
+                # In fp32 the mean of equal bf16 values is that value, by which a master recognises
+                # state that the forward left alone.
                 stacked = stacked.float() if dtype.itemsize == 2 else stacked
                 whole = mesh.mark(stacked.mean(0), REPLICATED)
             else:
@@ -145,5 +145,5 @@ def leave_written(
 def note_disagreement(
     flags: dict[str, torch.Tensor], label: str, highest: torch.Tensor, lowest: torch.Tensor
 ) -> None:
-    """Notes, 0-dim int32, whether the highest and the lowest of the replicas' values differ."""
+    """Sets a flag, 0-dim int32: whether the replicas' highest and lowest values differ."""
     flags[label] = (highest != lowest).any().to(torch.int32)

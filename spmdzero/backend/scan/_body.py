@@ -1,4 +1,4 @@
-"""A block as it is called, and what was traced of it."""
+"""A called block, and its trace."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from spmdzero.backend.scan._parts import Form
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Block:
-    """A block as it is called.
+    """A block and the arguments of its call.
 
     Attributes:
-        module: its parameters are the replica's.
-        name: of it and its equals, with a star for the number.
-        call: runs it, in the place of its own call.
-        args, kwargs: what it is given after its first argument.
-        x: shape and dtype of that.
+        module: the block, with the replica's parameters.
+        name: of the block and its equals, with a star for the number.
+        call: runs the module, in the place of its own call.
+        args, kwargs: the arguments after the first one.
+        x: shape and dtype of the first argument.
         saves: whether products are kept for the backward, which otherwise computes all again.
     """
 
@@ -35,7 +35,7 @@ class Block:
 
     @property
     def parameters(self) -> dict[str, torch.Tensor]:
-        """By name."""
+        """Parameters by name."""
         return dict(self.module.named_parameters())
 
     @property
@@ -48,24 +48,25 @@ class Block:
 class Body:
     """A traced block.
 
-    The inputs of `forward` are x, what is shared by all blocks, the replica's number, the block's
-    parameters and buffers; then come the keys of its draws, and what it uploads. It returns y, and
-    what is saved. Those of `backward` are the same and then dy, one gradient for each of `shared`
-    so far, the keys, the uploads, and the saved products. It returns dx, the gradients of `shared`
-    with what came in, and those of `trained`. Of a parameter in `sharded` both take the device's
-    shard, and `backward` returns the device's part of its gradient's sum over replicas.
+    The inputs of `forward` are x, the tensors shared by all blocks, the replica's number, the
+    block's parameters and buffers, the keys of its draws, and its uploads. It returns y and the
+    saved tensors. The inputs of `backward` are the same up to the buffers, then dy, the gradient so
+    far of each of `shared`, the keys, the uploads, and the saved products. It returns dx, the
+    gradients of `shared` with those so far added, and the gradients of `trained`. Of a parameter in
+    `sharded` both take this device's shard, and `backward` returns this device's part of the sum of
+    its gradients over replicas.
 
     Attributes:
-        output: the form of what the block returns.
-        draws: keys that it draws.
-        uploads: values on the CPU that it uploads.
+        output: the form of the block's output.
+        draws: number of keys that it draws.
+        uploads: CPU tensors that it uploads.
         saves_x: whether its backward needs x.
-        saved: the products that its backward needs, by number.
-        forms: of these.
-        shared: of the shared inputs those that have a gradient.
-        trained: the parameters that have one.
-        gradients: the forms of theirs.
-        sharded: the parameters that the block gathers itself.
+        saved: numbers of the products that its backward needs.
+        forms: the forms of these products.
+        shared: indices of the shared inputs that have a gradient.
+        trained: names of the parameters that have a gradient.
+        gradients: the forms of these gradients.
+        sharded: names of the parameters that the block gathers itself.
     """
 
     forward: FoldedFunction

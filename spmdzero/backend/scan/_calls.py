@@ -16,13 +16,13 @@ from spmdzero.backend.replica._candidates import (
     candidates,
     has_hooks,
 )
-from spmdzero.backend.replica._class_calls import taken_over
+from spmdzero.backend.replica._class_calls import calls_replaced
 from spmdzero.backend.replica._plain import flatten
 from spmdzero.backend.replica._refused import NotALoopError
 from spmdzero.backend.scan._body import Block, Body
 from spmdzero.backend.scan._chain import Call, Chain
 from spmdzero.backend.scan._parts import Form, Loops
-from spmdzero.backend.scan._stand_in import made_real
+from spmdzero.backend.scan._pending_block import made_real
 from spmdzero.backend.scan._trace import trace
 
 Scan = Literal["auto", "on", "off"]
@@ -35,13 +35,13 @@ def equal_blocks_as_loops(
     loops: Loops,
     provided: Provided,
 ) -> Iterator[None]:
-    """Inside, equal blocks of `model` that call each other become one loop.
+    """Context in which equal blocks of `model` that follow each other become one loop.
 
     Args:
-        model: its parameters are the replica's.
-        scan: "auto" does so in programs for TPUs.
-        loops: of the backend.
-        provided: what the forward runs on.
+        model: a module with the replica's parameters.
+        scan: "auto" makes loops only in programs for TPUs.
+        loops: those of the backend.
+        provided: the inputs of the forward.
     """
     if scan == "off" or (scan == "auto" and runtime.program_platform() != "TPU"):
         yield
@@ -52,7 +52,7 @@ def equal_blocks_as_loops(
     with contextlib.ExitStack() as stack:
         stack.callback(calls.let_go)
         for kind in classes:
-            stack.enter_context(taken_over(kind, calls.watched))
+            stack.enter_context(calls_replaced(kind, calls.watched))
         yield
 
 
@@ -67,14 +67,14 @@ class _Calls:
     def watched(
         self, call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any
     ) -> Any:
-        """Answers a call of a module of a block's class."""
+        """Answers a call of a module whose class is that of a block."""
         candidate = self._found.get(id(module))
         if candidate is None or self._tracing or candidate.series in self._unrolled:
             return call(module, *args, **kwargs)
         return self._call(candidate, call, module, args, kwargs)
 
     def let_go(self) -> None:
-        """Forgets the latest chain, which holds tensors."""
+        """Drops the latest chain, which holds tensors."""
         self._chain = None
 
     def _call(
@@ -161,7 +161,7 @@ class _Calls:
         )
 
     def _leave(self, candidate: Candidate, reason: str) -> None:
-        """The rest of the row runs block by block."""
+        """Makes the rest of the row run block by block."""
         self._unrolled.add(candidate.series)
         log_once(
             f"the equal blocks of {candidate.name!r} are not compiled as one loop "

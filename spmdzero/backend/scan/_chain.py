@@ -1,4 +1,4 @@
-"""Calls of blocks that have yet to run."""
+"""Chains of called blocks that haven't run yet."""
 
 import contextlib
 import dataclasses
@@ -20,20 +20,20 @@ from spmdzero.backend.replica._recompute import recomputed
 from spmdzero.backend.scan._body import Body
 from spmdzero.backend.scan._loop import Given, run
 from spmdzero.backend.scan._parts import Loops, shards_of
-from spmdzero.backend.scan._stand_in import StandIn, followed_error
+from spmdzero.backend.scan._pending_block import StandIn, followed_error
 from spmdzero.backend.scan._unrolled import Unrolled
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Call:
-    """One block's call.
+    """The call of one block.
 
     Attributes:
         module: the block.
-        call: runs it.
-        args, kwargs: after its first argument.
-        keys: of its draws.
-        checkpointed: whether its activations are to be computed again in backward.
+        call: runs the module.
+        args, kwargs: the arguments after the first one.
+        keys: the keys of its draws.
+        checkpointed: whether its activations are to be recomputed in backward.
     """
 
     module: nn.Module
@@ -45,18 +45,18 @@ class Call:
 
 
 class Chain:
-    """Blocks of which each takes what the one before returns.
+    """Blocks each of which takes the output of the one before.
 
     Args:
-        body: the first block, traced.
-        x: what it takes.
-        shared: the tensors that each takes beside.
-        loops: of the backend.
-        provided: what the forward runs on.
+        body: the traced first block.
+        x: the first block's input.
+        shared: the tensors that each block takes beside.
+        loops: those of the backend.
+        provided: the inputs of the forward.
 
     Attributes:
-        last: the number of the latest block in its row.
-        surroundings: under which the blocks are called.
+        last: the place of the latest block in its row.
+        surroundings: the settings under which the blocks are called.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class Chain:
         return bool(self._values)
 
     def draw(self) -> tuple[int, ...]:
-        """The keys of one more block."""
+        """Draws the keys of one more block."""
         keys = tuple(draw_key() for _ in range(self.body.draws))
         self._state = torch.get_rng_state()
         return keys
 
     def expects(self, x: Any) -> bool:
-        """Whether `x` is what the latest block returned, and nothing was drawn since."""
+        """Whether `x` is the latest block's output, with nothing drawn since."""
         return (
             not self.is_real
             and self._made[-1]() is x
@@ -98,7 +98,7 @@ class Chain:
         )
 
     def add(self, call: Call) -> Any:
-        """What the block of one more call returns, to be computed."""
+        """Adds a call, and returns its pending output."""
         self._calls.append(call)
         number = len(self._calls)
         made = StandIn.of(self._x, lambda: self.value(number))
@@ -106,11 +106,12 @@ class Chain:
         return unflatten(self.body.output, [made])
 
     def value(self, number: int) -> torch.Tensor:
-        """What the block of call `number`, from 1, returns."""
+        """The output of the block of call `number`, counted from 1."""
         if not self._values:
             self._run()
         if number not in self._values:
-            # Nobody but the next block held it when the loop was made.
+            # Only the next block held this value when the loop was made, so that it wasn't
+            # returned.
             raise followed_error()
         return self._values[number]
 
@@ -134,7 +135,7 @@ class Chain:
 
     def _given(self) -> Given:
         blocks, provided = [call.module for call in self._calls], self._provided
-        parameters = [dict(block.named_parameters()) for block in blocks]
+        parameters: list[dict[str, torch.Tensor]] = [dict(b.named_parameters()) for b in blocks]
         shards = [shards_of(found, provided.gathered) for found in parameters]
         return Given(
             x=self._x,

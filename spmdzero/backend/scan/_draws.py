@@ -1,4 +1,4 @@
-"""What a trace of a block draws from the CPU's generators."""
+"""Random draws from the CPU's generators in a trace of a block."""
 
 import contextlib
 import random
@@ -13,13 +13,13 @@ from spmdzero.backend.replica._refused import NotALoopError
 
 @contextlib.contextmanager
 def nothing_else_drawn(keys: Callable[[], int]) -> Iterator[None]:
-    """Around a trace: the generators are left as they were.
+    """Context around a trace, after which the generators are in their former states.
 
     Args:
-        keys: how many keys of draws the trace has drawn.
+        keys: returns how many keys the trace has drawn.
 
     Raises:
-        NotALoopError: it drew something else.
+        NotALoopError: the trace drew anything else.
     """
     state, python, numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:

@@ -1,4 +1,4 @@
-"""Equal blocks as one operation, and its backward as another."""
+"""Equal blocks as one operation, and their backward as another."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -16,18 +16,18 @@ from spmdzero.backend.scan._unrolled import Tensors, Unrolled
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Given:
-    """What the blocks run on, in replica space.
+    """The inputs of the blocks, in replica space.
 
     Attributes:
-        x: the first block's.
-        shared: the same for each block.
+        x: the first block's input.
+        shared: tensors that are the same for each block.
         replica: the replica's number, `[1]` int32.
         parameters, buffers: of each block, by name.
-        shards: of each block those of its parameters that it gathers itself, by name.
-        awaiting: of each block what the parts of their gradients are handed to.
-        keys: of each block's draws, 0-dim int32 each.
+        shards: of each block the parameters that it gathers itself, by name.
+        awaiting: of each block the tensors that take the parts of their gradients.
+        keys: the keys of each block's draws, 0-dim int32 each.
         uploads: the same for each block.
-        enter: a whole tensor -> every replica's copy.
+        enter: maps a whole tensor to every replica's copy.
     """
 
     x: torch.Tensor
@@ -43,7 +43,7 @@ class Given:
 
 
 def run(body: Body, given: Given, loop: Run, unrolled: Unrolled) -> torch.Tensor:
-    """What the last block returns; `unrolled` are the same blocks."""
+    """The last block's output; `unrolled` has the same blocks."""
     parameters = [t for block in given.parameters for t in block.values()]
     awaiting = [t for block in given.awaiting for t in block]
     tensors = given.x, *given.shared, *parameters, *awaiting
@@ -73,7 +73,7 @@ class _Blocks(torch.autograd.Function):
             loop,
             body.forward,
             times=len(given.parameters),
-            # In the order of the traced block's inputs.
+            # This is the order of the traced block's inputs.
             kinds=[
                 ("carried", [x]),
                 ("whole", whole),
@@ -106,7 +106,7 @@ class _Blocks(torch.autograd.Function):
         keys, rest = rest[:keys], rest[keys:]
         uploads, saved = rest[:uploads], rest[uploads:]
         if torch.is_grad_enabled():
-            # The loop has no second backward.
+            # The loop's backward can't be differentiated: run the blocks one by one.
             count = len(ctx.names)
             parameters = [own[block * count : (block + 1) * count] for block in range(ctx.times)]
             buffers = [[stack[block] for stack in stacks[count:]] for block in range(ctx.times)]
@@ -120,7 +120,7 @@ class _Blocks(torch.autograd.Function):
             )
             found = ctx.unrolled.gradients(tensors, *grad_outputs)
             return None, None, None, None, *found, *[None] * ctx.awaiting
-        # A body that doesn't read x is handed what is there.
+        # A body that doesn't read x gets the x at hand.
         xs = saved.pop(0) if body.saves_x else None
         sums = [torch.zeros_like(whole[i]) for i in body.shared]
         own = [("sliced", [xs])] if xs is not None else [("unread", [x])]
@@ -185,28 +185,28 @@ def _call(
     enter: Callable[[torch.Tensor], torch.Tensor],
     backwards: bool = False,
 ) -> list[torch.Tensor]:
-    """The loop's carried values and stacks.
+    """Runs the loop; returns its last carried values and its stacks.
 
     Args:
-        loop: of the backend.
-        function: of one iteration.
+        loop: runs loops, by the backend.
+        function: one iteration.
         times, backwards, made: see `Run`.
         enter: see `Given`.
-        kinds: the inputs in the order in which `function` counts them, and how each goes in.
+        kinds: the inputs in the order of `function`, and how each enters the loop.
     """
     places: dict[str, list[int]] = {"carried": [], "sliced": [], "whole": [], "unread": []}
     tensors: list[torch.Tensor] = []
     end = sum(len(some) for _, some in kinds)
     constants = iter(range(end, end + len(function.constants)))
     arrangement = [next(constants) if place is None else place for place in function.arrangement]
-    # Numbers that Python made: as parameters of the program they belong to no replica.
+    # These are numbers that Python made: as the program's parameters they belong to no replica.
     numbers = [enter(constant.tensor) for constant in function.constants]
     for kind, some in [*kinds, ("whole", numbers)]:
         for tensor in some:
             places[kind].append(len(tensors))
             tensors.append(tensor)
     order = [*places["carried"], *places["sliced"], *places["whole"]]
-    # What an iteration doesn't read would only be handed through.
+    # Inputs that no iteration reads would only be passed through.
     read = {*places["carried"], *arrangement}
     order = [place for place in order if place in read]
     moved = {place: new for new, place in enumerate(order)}

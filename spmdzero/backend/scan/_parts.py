@@ -1,4 +1,4 @@
-"""What a backend does for loops."""
+"""The interface of a backend for loops."""
 
 import contextlib
 import dataclasses
@@ -20,12 +20,12 @@ class Form:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "Form":
-        """Those of `tensor`."""
+        """The form of `tensor`."""
         return cls(tuple(tensor.shape), tensor.dtype)
 
 
 class Run(Protocol):
-    """Runs a function again and again."""
+    """Runs a function repeatedly."""
 
     def __call__(
         self,
@@ -40,30 +40,30 @@ class Run(Protocol):
         whole: tuple[Form, ...],
         made: tuple[Form, ...],
     ) -> list[torch.Tensor]:
-        """The last carried values, and stacks `[times, ...]` of what the iterations made.
+        """The last carried values, and stacks `[times, ...]` of the iterations' results.
 
         Args:
-            function: of one iteration, folded; returns what is carried on, and what it makes.
-            tensors: what is carried into the first iteration, stacks `[times, ...]`, and what is
-                the same in each.
-            times: iterations.
-            backwards: they run from the last slice to the first.
-            arrangement: for each parameter of the function's program its place among the tensors.
-            carried: of the first tensors; each iteration replaces them.
-            sliced: of a slice of those that follow.
-            whole: of the last.
-            made: of what an iteration makes.
+            function: one folded iteration; returns the carried values and its results.
+            tensors: values carried into the first iteration, stacks `[times, ...]`, and tensors
+                that are the same in each iteration.
+            times: number of iterations.
+            backwards: whether they run from the last slice to the first.
+            arrangement: for each parameter of the function's program its index in the tensors.
+            carried: forms of the first tensors, which each iteration replaces.
+            sliced: forms of a slice of the stacks that follow.
+            whole: forms of the last tensors.
+            made: forms of an iteration's results.
         """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loops:
-    """How the programs of a backend loop.
+    """The loops in a backend's programs.
 
     Attributes:
-        run: makes the loop one operation.
-        quirks: where the backend's operations differ from torch's.
-        inside: what stands between the region's dispatch mode and the module.
+        run: runs a loop as one operation.
+        quirks: differences between the backend's operations and torch's.
+        inside: makes a context between the region's dispatch mode and the module.
     """
 
     run: Run

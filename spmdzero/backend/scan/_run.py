@@ -1,4 +1,4 @@
-"""What a trace of a block finds out about it."""
+"""The facts that a trace of a block collects."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from spmdzero.backend.scan._parts import Form
 
 
 class Run:
-    """What a trace of the block found out: it appends inputs to `more`."""
+    """The facts that a trace of a block collects; `more` holds the inputs that it adds."""
 
     def __init__(self) -> None:
         self.more: list[torch.Tensor] = []
@@ -26,7 +26,7 @@ class Run:
         return len(self.more) - 1
 
     def key(self, value: int) -> torch.Tensor:
-        # What a block checkpoints inside of it draws its keys again, from a generator set back.
+        # A block's own checkpointing resets the generator, and draws its keys again.
         if value not in self.keys:
             self.keys[value] = self.input((), torch.int32)
         return self.more[self.keys[value]]

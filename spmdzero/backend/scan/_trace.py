@@ -1,4 +1,4 @@
-"""One block, traced with stand-ins: its forward, and its backward, as functions of tensors."""
+"""Traces one block with stand-ins: its forward and its backward, as functions of tensors."""
 
 import contextlib
 import dataclasses
@@ -14,8 +14,8 @@ from spmdzero.backend._current import arrays, compiler
 from spmdzero.backend.protocols._compiler import FoldedFunction, StandInKeptError
 from spmdzero.backend.replica._anchors import Anchors, no_hooks
 from spmdzero.backend.replica._dispatch import RegionDispatch
+from spmdzero.backend.replica._forbidden import kept_tensors
 from spmdzero.backend.replica._gathered import GatheredAtUse
-from spmdzero.backend.replica._kept import kept_tensors
 from spmdzero.backend.replica._plain import flatten, unflatten
 from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.backend.replica._refused import NotALoopError
@@ -29,10 +29,10 @@ from spmdzero.errors import SpmdZeroError
 def _gradients(
     y: torch.Tensor, ways: Sequence[torch.Tensor], dy: torch.Tensor
 ) -> list[torch.Tensor | None]:
-    """Those of leaves, None where y doesn't depend on one.
+    """The gradients of the leaves `ways`, None where y doesn't depend on a leaf.
 
-    `torch.autograd.grad` would switch function modes off, and with them attention's kernels in
-    what is computed again.
+    `torch.autograd.grad` would turn function modes off, and with them attention's kernels during
+    recomputation.
     """
     arrays.backward([y], [dy], inputs=list(ways))
     found = [way.grad for way in ways]
@@ -42,12 +42,12 @@ def _gradients(
 
 
 def trace(block: Block, loops: Loops, gathered: GatheredAtUse | None) -> Body:
-    """Traces `block`, to be run by the loops of the backend; draws nothing.
+    """Traces `block` for a loop of the backend; the random generators don't change.
 
     What `gathered` has as shards the traced block takes as shards, and gathers.
 
     Raises:
-        NotALoopError: it can't be the body of a loop.
+        NotALoopError: the block can't be the body of a loop.
     """
     tracer = _Tracer(block, loops, gathered)
     if not torch.is_grad_enabled():
@@ -103,7 +103,7 @@ class _Tracer:
             or len(run.hosts) != len(backward.run.hosts)
         ):
             raise NotALoopError("a block computes something else each time that it is called")
-        # Keys and uploads come in the order of their kinds.
+        # Sort the inputs: keys come first, then uploads.
         end = len(self._inputs)
         moved = _moved(end, list(run.keys.values()), run.uploads)
         return Body(
@@ -135,7 +135,7 @@ class _Tracer:
             keep = run.product if self._block.saves else None
             with self._running(own, run, keep) as (x, (shared, state), y):
                 ways = [x, *(shared[i] for i in wanted), *(state[name] for name in trained)]
-                # In this thread: autograd's own would let go of tensors too late.
+                # Run in this thread: autograd's own threads would release tensors too late.
                 with torch.autograd.set_multithreading_enabled(False):
                     grads = _gradients(y, ways, dy)
             dx = torch.zeros_like(x) if grads[0] is None else grads[0]
@@ -192,17 +192,17 @@ class _Tracer:
                 _no_global_hooks(),
             ):
                 folded = compiler.fold(function, inputs, more=run.more)
-                # What is kept of a trace is looked for by who holds a stand-in.
+                # Tensors that outlive a trace are found by the stand-ins that they keep.
                 run.more.clear()
         except StandInKeptError:
             raise NotALoopError("a block keeps a tensor outside of itself") from None
         except (SpmdZeroError, RuntimeError) as error:
-            # The error isn't kept: its frames hold what was traced.
+            # Don't chain the error: its frames hold traced tensors.
             raise NotALoopError(f"a block can't be traced apart from the others: {error}") from None
         after = kept_tensors(self._block.module)
         if any(kept.get(place) is not value for place, value in after.items()):
             raise NotALoopError("a block keeps a tensor in an attribute")
-        for found in compiler.strangers(folded.constants, uploads):
+        for found in compiler.unknown_values(folded.constants, uploads):
             raise NotALoopError(
                 f"a block uses a tensor {list(found.tensor.shape)} that is not its own, nor given"
             )
@@ -217,9 +217,9 @@ class _Tracer:
     ) -> Iterator[
         tuple[torch.Tensor, tuple[list[torch.Tensor], dict[str, torch.Tensor]], torch.Tensor]
     ]:
-        """x, the shared inputs and the state that the block ran on, and y.
+        """Runs the block; yields x, the shared inputs and the state that it ran on, and y.
 
-        Inside, what the block checkpoints can be computed again.
+        Inside the context, checkpoints of the block can be recomputed.
         """
         block, grad = self._block, torch.is_grad_enabled()
         end = 2 + len(self.shared)
@@ -275,7 +275,7 @@ class _Tracer:
 def _like(
     given: Iterable[torch.Tensor], own: Iterable[torch.Tensor], grad: bool
 ) -> list[torch.Tensor]:
-    """As many of `given` as there are of `own`; they require gradients as those do."""
+    """The first tensors of `given`, one for each of `own`, requiring gradients as those do."""
     return [
         tensor.requires_grad_(grad and like.requires_grad)
         for tensor, like in zip(given, own, strict=False)
@@ -287,14 +287,14 @@ def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _moved(end: int, *kinds: list[int]) -> dict[int, int]:
-    """Where inputs that were found out about stand when they are sorted by kind."""
+    """Maps inputs that the trace added to their places when sorted by kind."""
     order = [place for kind in kinds for place in kind]
     return {end + place: end + new for new, place in enumerate(order)}
 
 
 @contextlib.contextmanager
 def _autocast_keeps_nothing() -> Iterator[None]:
-    """autocast would keep stand-ins of parameters that it has cast."""
+    """Keeps autocast from caching casts of stand-ins for parameters."""
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
@@ -305,7 +305,7 @@ def _autocast_keeps_nothing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_global_hooks() -> Iterator[None]:
-    """Hooks on all modules, which name what they compute, would hold on to autograd's nodes."""
+    """Turns off hooks on all modules, which name operations and would hold autograd's nodes."""
     hooks = nn.modules.module._global_forward_hooks
     before = nn.modules.module._global_forward_pre_hooks
     with mock.patch.dict(hooks, clear=True), mock.patch.dict(before, clear=True):

@@ -1,4 +1,4 @@
-"""The blocks of a loop one by one, for a backward that is differentiated in its turn."""
+"""The blocks of a loop one by one, for a backward that is itself differentiated."""
 
 import contextlib
 import dataclasses
@@ -20,14 +20,14 @@ from spmdzero.errors import ReplicaRegionError
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Tensors:
-    """What the blocks ran on.
+    """The tensors that the blocks ran on.
 
     Attributes:
-        x: the first block's.
-        shared: the same for each block.
+        x: the first block's input.
+        shared: tensors that are the same for each block.
         replica: the replica's number, `[1]` int32.
         parameters, buffers: of each block, by name.
-        keys: of each block's draws.
+        keys: the keys of each block's draws.
     """
 
     x: torch.Tensor
@@ -40,15 +40,15 @@ class Tensors:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Unrolled:
-    """The blocks as they were called; it holds no tensor.
+    """The called blocks, without their tensors.
 
     Attributes:
-        blocks: with what runs each.
-        form: of what each is given after its first argument.
-        around: what stood around the calls.
-        loops: of the backend.
-        upload: a CPU tensor -> every replica's copy.
-        gathered: gives operations the parameters that rest as shards; None where none does.
+        blocks: each block, with the function that runs it.
+        form: of each block's arguments after the first one.
+        around: makes the context that was around the calls.
+        loops: those of the backend.
+        upload: maps a CPU tensor to every replica's copy.
+        gathered: gathers the parameters that are stored as shards; None where there are none.
     """
 
     blocks: Sequence[tuple[nn.Module, Callable[..., Any]]]
@@ -59,11 +59,11 @@ class Unrolled:
     gathered: GatheredAtUse | None
 
     def gradients(self, tensors: Tensors, dy: torch.Tensor) -> list[torch.Tensor | None]:
-        """Those of x, of what is shared, and of each block's parameters, block by block.
+        """The gradients of x, of the shared tensors, and of the parameters, block by block.
 
         Args:
-            tensors: what the blocks ran on.
-            dy: the gradient of what the last block returned.
+            tensors: those that the blocks ran on.
+            dy: the gradient of the last block's output.
         """
         inputs, of_blocks = [tensors.x], list[list[torch.Tensor | None]]()
         with torch.enable_grad():
@@ -85,12 +85,12 @@ class Unrolled:
 
     @contextlib.contextmanager
     def _running(self, tensors: Tensors, place: int) -> Iterator[Callable[..., torch.Tensor]]:
-        """Runs one block on x, what is shared and its parameters; what it checkpoints runs too."""
+        """Yields a function that runs one block; its checkpoints can be recomputed inside."""
         (module, call), names = self.blocks[place], tensors.parameters[place]
         left, known = iter(tensors.keys[place]), dict[int, torch.Tensor]()
 
         def key(value: int) -> torch.Tensor:
-            # What a block checkpoints draws again, from a generator set back.
+            # A block's own checkpointing resets the generator, and draws its keys again.
             if value not in known:
                 known[value] = next(left)
             return known[value]
@@ -117,7 +117,7 @@ class Unrolled:
             with dispatch, self.loops.inside(), self.around():
                 yield run
         finally:
-            # Its draws are those of the forward, which the generator counted.
+            # The keys are those of the forward, whose draws the generator has already counted.
             torch.set_rng_state(state)
 
 

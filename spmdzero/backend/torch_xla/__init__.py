@@ -7,11 +7,11 @@ import sys
 from spmdzero.backend.chips._chips import has_tpu_chips
 
 if "torch_xla" not in sys.modules:
-    # torch_xla chooses while it is imported, and warns when it has to guess.
+    # torch_xla chooses the device during its import, and warns if it has to guess.
     os.environ.setdefault("PJRT_DEVICE", "TPU" if has_tpu_chips() else "CPU")
-    # XLA warns at each compile that GSPMD propagation will give way to Shardy; errors still show.
+    # XLA warns at each compilation that Shardy will replace GSPMD; errors are still shown.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    # torch_xla calls basicConfig, after which a script's own does nothing.
+    # torch_xla calls basicConfig, and a script's own call would then do nothing.
     handlers = list(logging.root.handlers)
     import torch_xla
 

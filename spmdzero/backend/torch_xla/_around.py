@@ -1,4 +1,4 @@
-"""What torch_xla's backend puts around a module: see `spmdzero.backend.replica.Around`."""
+"""The contexts of torch_xla's backend around a module: see `spmdzero.backend.replica.Around`."""
 
 import contextlib
 from collections.abc import Iterator
@@ -16,19 +16,19 @@ from spmdzero.backend.torch_xla._autocast import autocast
 from spmdzero.backend.torch_xla._loop import LOOPS
 from spmdzero.backend.torch_xla._quirks import TorchXlaQuirks
 from spmdzero.backend.torch_xla.attention import KERNELS
+from spmdzero.backend.torch_xla.fixed_values import is_fixed
 from spmdzero.backend.torch_xla.kernels import TorchsCalls, TorchsNorms
-from spmdzero.backend.torch_xla.strangers import is_fixed
 
 
 class TorchXlaAround:
-    """Kernels, loops, autocast and torch's own norms.
+    """Kernels, loops, autocast, recomputation and torch's norms around a module.
 
     Args:
-        module: whose forward runs.
+        module: the module whose forward runs.
         autocast: dtype of `torch.autocast` around the module's forward, None for none.
-        attention: who computes `scaled_dot_product_attention`, see `AttentionKernels`.
-        scan: whether equal blocks of the module become one loop, see `equal_blocks_as_loops`.
-        recompute: what of which blocks runs again in backward, see `RecomputedBlocks`.
+        attention: what computes `scaled_dot_product_attention`, see `AttentionKernels`.
+        scan: whether equal blocks of the module become a loop, see `equal_blocks_as_loops`.
+        recompute: which blocks run again in backward, and their policy, see `RecomputedBlocks`.
 
     Attributes:
         quirks, attention: see `Around`.
@@ -51,13 +51,13 @@ class TorchXlaAround:
 
     @contextlib.contextmanager
     def forward(self, provided: Provided, *, loops: bool) -> Iterator[None]:
-        """Around a forward in the region."""
+        """Context around a forward in the region."""
         with (
             TorchsNorms(),
             TorchsCalls(),
             AttentionKernels(self._attention, KERNELS, owner=self._module) as kernels,
             autocast(self._autocast),
-            # Inside of the loops: what runs again is a part of a loop's body.
+            # Inside the loops, because recomputation concerns a part of a loop's body.
             self._recomputed(),
             equal_blocks_as_loops(self._module, self._scan if loops else "off", LOOPS, provided),
         ):
@@ -66,23 +66,23 @@ class TorchXlaAround:
 
     @contextlib.contextmanager
     def global_forward(self) -> Iterator[None]:
-        """Around a forward in global space."""
+        """Context around a forward in global space."""
         kernels = AttentionKernels(self._attention, KERNELS, owner=self._module, is_global=True)
         with TorchsNorms(), TorchsCalls(), kernels, autocast(self._autocast):
             yield
         self.attention = tuple(kernels.calls)
 
     def finish(self, output: Any) -> Any:
-        """What the module returned, as tensors that can be computed with."""
+        """The module's output, as tensors that can be computed with."""
         return made_real(output)
 
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
-        """Around the backward of a forward in the region."""
+        """Context around the backward of a forward in the region."""
         kernels = AttentionKernels(self._attention, KERNELS, owner=self._module)
         with TorchsNorms(), TorchsCalls(), kernels:
             yield
 
     def is_fixed(self, tensor: torch.Tensor) -> bool:
-        """Whether a value is the same at the next step, as far as is known."""
+        """Whether a value will be the same at the next step, as far as is known."""
         return is_fixed(tensor)

@@ -6,7 +6,7 @@ import torch
 
 
 def autocast(dtype: torch.dtype | None) -> contextlib.AbstractContextManager[object]:
-    """`torch.autocast` in `dtype` for tensors on the devices; None is no change."""
+    """`torch.autocast` in `dtype` for tensors on the devices; None changes nothing."""
     if dtype is None:
         return contextlib.nullcontext()
     return torch.autocast(device_type="xla", dtype=dtype)

@@ -1,4 +1,4 @@
-"""Flags of XLA on the CPU without which it computes other numbers than torch."""
+"""Flags of XLA on the CPU, without which its numbers differ from torch's."""
 
 import logging
 import os
@@ -8,24 +8,24 @@ from spmdzero.backend.torch_xla import _private
 from spmdzero.backend.torch_xla._environment import environment_variable
 
 _VARIABLE = "XLA_FLAGS"
-# name -> what is wrong where it is not off, for the warning.
+# Name of a flag -> what is wrong unless it is off, for the warning.
 _OFF = {
-    # Measured on an AMD EPYC (family 25, model 1) with torch_xla 2.9 and jaxlib 0.7.1: from the
-    # second run of a program on, gradients of a GPT of 10 M parameters were wrong, and others in
-    # each run, also in plain JAX; with the flag off they were DeepSpeed's, the same in each run.
+    # Measured on an AMD EPYC (family 25, model 1) with torch_xla 2.9 and jaxlib 0.7.1: from a
+    # program's second run on, gradients of a GPT of 10 M parameters were wrong, differently in each
+    # run, also in plain JAX. With the flag off they were DeepSpeed's, the same in each run.
     "xla_cpu_use_xnnpack": "matrix products are wrong on some processors",
-    # A clamp or max pool of a NaN is a number then: a diverged model would look like a sound one.
+    # With it a clamp or max pool turns NaN into a number: a diverged model would look sound.
     "xla_cpu_enable_fast_min_max": "max, min and clamp lose a NaN",
 }
-# What XLA was started with here; None where it was not started here.
+# The flags that XLA was started with here; None where it was not started here.
 _started_with: str | None = None
 
 
 def start_as_torch_computes() -> None:
-    """Starts XLA on the CPU with these flags, but for those of which XLA_FLAGS says something.
+    """Starts XLA on the CPU with these flags, except those that XLA_FLAGS sets.
 
-    XLA reads its flags when the client of the devices is made and never again. So the variable is
-    as the user left it before and after: child processes inherit it, whatever XLA they have.
+    XLA reads its flags only when it makes the client of the devices. So the variable keeps the
+    user's value before and after: child processes inherit it, whichever XLA they have.
     """
     global _started_with
     if _started_with is not None or os.environ.get("PJRT_DEVICE") != "CPU":
@@ -44,12 +44,12 @@ def start_as_torch_computes() -> None:
 
 
 def left_open(given: str) -> list[str]:
-    """Those of the flags of which `given`, the value of XLA_FLAGS, says nothing."""
+    """The flags of this file that `given`, the value of XLA_FLAGS, doesn't set."""
     return [name for name in _OFF if name not in given]
 
 
 def in_force() -> list[str]:
-    """The flags that XLA was started with, or will be where it hasn't started."""
+    """The flags that XLA was started with, or will start with."""
     given = os.environ.get(_VARIABLE, "") if _started_with is None else _started_with
     return given.split()
 

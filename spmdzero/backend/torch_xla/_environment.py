@@ -1,4 +1,4 @@
-"""Variables of the environment for a while."""
+"""Environment variables that are set for a while."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def environment_variable(name: str, value: str) -> Iterator[None]:
-    """Inside, the variable has that value. Child processes, which inherit it, start outside."""
+    """Context in which the variable is set. Start child processes, which inherit it, outside."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

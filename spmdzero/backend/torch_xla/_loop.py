@@ -22,7 +22,7 @@ def _run(
 
 @functools.lru_cache(maxsize=64)
 def _computation(proto: bytes, **form: Any) -> Any:
-    # The same object each time: the compiler knows a program again by it.
+    # Return the same object each time: the compiler recognises a program by it.
     return loop(_private.computation(proto), **form)
 
 

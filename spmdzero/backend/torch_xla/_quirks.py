@@ -1,4 +1,4 @@
-"""Where torch_xla's operations differ from torch's, in a replica region: see `Quirks`."""
+"""Differences between torch_xla's operations and torch's in a replica region: see `Quirks`."""
 
 import functools
 from collections.abc import Callable
@@ -12,11 +12,11 @@ _aten = torch.ops.aten
 
 
 class TorchXlaQuirks:
-    """Of torch_xla 2.9."""
+    """The differences of torch_xla 2.9."""
 
     def unsupported(self, func: Any, args: tuple[Any, ...]) -> str | None:
-        """Why `func` can't be computed of these: it would end the process, or run on the CPU."""
-        # torch_xla takes them, and XLA's verifier fails on the whole program later.
+        """The reason why `func` can't run on these: it would end the process, or run on the CPU."""
+        # torch_xla accepts mixed dtypes, and later XLA's verifier fails on the whole program.
         if func in PRODUCTS or func is _aten.native_batch_norm.default:
             mixed = mixed_dtypes(func, args)
             if mixed is not None:
@@ -32,7 +32,7 @@ class TorchXlaQuirks:
     def batch_norm(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """What a BatchNorm returns; its running statistics become torch's."""
+        """Runs a BatchNorm; its running statistics become those that torch computes."""
         outputs = func(*args, **kwargs)
         x, _, running_var, training, momentum, eps = args[0], *args[3:8]
         if training and running_var is not None:
@@ -43,10 +43,10 @@ class TorchXlaQuirks:
         return outputs
 
     def made(self, result: Any) -> Any:
-        """What was made of no tensor on the devices, so that writes through its views reach it.
+        """The result of a factory on the devices, such that writes through its views reach it.
 
-        torch wraps the results of all other operations for that. torch_xla wraps what it makes of
-        nothing, but not below a dispatch mode.
+        torch wraps the results of all other operations for this. torch_xla wraps results of
+        factories, but not below a dispatch mode.
         """
         if isinstance(result, torch.Tensor) and result.device.type == "xla":
             return result if torch._is_functional_tensor(result) else _lifted(result)

@@ -1,10 +1,10 @@
-"""Reads of what belongs to a replica: Python gets the value that all replicas have, or an error.
+"""Reads of a replica's tensors: Python gets the value that all replicas share, or an error.
 
-XLA aborts the process when such a tensor is moved to the host. `RegionDispatch` sees most reads;
-not those that torch makes with modes off (`repr`), and not those of a hook that keeps a tensor and
-reads it after the region, or that runs in a plain `loss.backward()`. So torch_xla's ways to the
-host are watched in the dispatcher itself, which also spares a split tensor the program that
-torch_xla would compile to gather it.
+XLA aborts the process when such a tensor is moved to the host. `RegionDispatch` sees most reads,
+but not those that torch makes with modes off (`repr`), and not those of a hook that reads a kept
+tensor after the region, or in a plain `loss.backward()`. So torch_xla's ways to the host are
+watched in the dispatcher itself. This also avoids the program that torch_xla would compile to
+gather a split tensor.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ _meshes: list[DeviceMesh] = []
 
 
 def watch_reads(mesh: DeviceMesh) -> None:
-    """Has every read of a replica's tensor checked from now on; `mesh` has all devices."""
+    """Makes every read of a replica's tensor checked; `mesh` has all devices."""
     if not _meshes:
         watch_copies_to_host(_read)
         _private.watch_text(shown)
@@ -40,11 +40,11 @@ def watch_reads(mesh: DeviceMesh) -> None:
 
 
 def shown(tensor: torch.Tensor, plain: Callable[[torch.Tensor], str]) -> str | None:
-    """What `print` shows of a tensor on which the replicas may disagree, None for a global one.
+    """The text that `print` shows where replicas may disagree; None for a global tensor.
 
     Args:
         tensor: on the devices.
-        plain: a tensor on the CPU -> its `repr`.
+        plain: returns the `repr` of a CPU tensor.
     """
     with torch.no_grad(), _disable_current_modes():
         if _lacks_data(tensor):
@@ -56,7 +56,7 @@ def shown(tensor: torch.Tensor, plain: Callable[[torch.Tensor], str]) -> str | N
 
 
 def _lacks_data(tensor: torch.Tensor) -> bool:
-    # XLA ends the process when it is to read one.
+    # XLA ends the process when it has to read such a tensor.
     return runtime.is_tracing_only() and _private.lacks_data(tensor)
 
 
@@ -67,7 +67,7 @@ def _values(tensor: torch.Tensor) -> torch.Tensor | None:
     if in_region():
         reader = current_reader()
         return reader.values(tensor) if reader is not None else None
-    # Only what was computed tells. Whoever reads has it computed in any case.
+    # Only a computed tensor shows what it is. The reader needs it computed in any case.
     _private.compute(tensor)
     if not _private.is_manual(tensor):
         return None
@@ -85,9 +85,9 @@ def _read(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _together(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A split tensor from what each device holds; None for another, or one of several hosts.
+    """A split tensor joined from its shards; None if it isn't split, or with several hosts.
 
-    torch_xla compiles a program that gathers it, a new one at each read.
+    torch_xla would compile a program that gathers it, a new one at each read.
     """
     if runtime.process_count() > 1:
         return None

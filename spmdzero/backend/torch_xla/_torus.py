@@ -1,4 +1,4 @@
-"""The torus of the chips that are here, from what torch_xla tells of each."""
+"""The torus of the present chips, from torch_xla's attributes of each device."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,14 +10,14 @@ from spmdzero.backend.chips._torus import Torus
 
 
 def torus_of(attributes: Sequence[Mapping[str, Any]]) -> Torus | None:
-    """Chips along each direction, x first.
+    """Number of chips along each direction, x first.
 
     Args:
-        attributes: of each device of all processes, as torch_xla.runtime's
-            `global_runtime_device_attributes` has them: ``name`` such as ``TPU:3``, ``coords``,
-            and ``slice_index`` where there are several slices.
+        attributes: of each device of all processes, as in torch_xla.runtime's
+            `global_runtime_device_attributes`: ``name`` such as ``TPU:3``, ``coords``, and
+            ``slice_index`` where there are several slices.
 
-    Returns None where they are not one slice, filled, and numbered along x first.
+    Returns None where the devices don't fill one slice, or aren't numbered along x first.
     """
     if not all("coords" in each for each in attributes):
         return None
@@ -27,6 +27,6 @@ def torus_of(attributes: Sequence[Mapping[str, Any]]) -> Torus | None:
     slices = {each.get("slice_index", 0) for each in ordered}
     if len(slices) > 1 or math.prod(torus) != len(coords):
         return None
-    # x first is what numpy calls Fortran's order.
+    # NumPy calls the order with x first Fortran's.
     numbered = zip(*np.unravel_index(np.arange(len(coords)), torus, order="F"), strict=True)
     return torus if coords == [tuple(map(int, place)) for place in numbered] else None

@@ -1,4 +1,4 @@
-"""What the devices hold of one tensor: see `spmdzero.backend.Arrays`."""
+"""Questions about one tensor on the devices: see `spmdzero.backend.Arrays`."""
 
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -50,19 +50,19 @@ PARAMETER = torch.nn.Parameter
 
 
 def attributes(tensor: torch.Tensor) -> dict[str, Any]:
-    """What was set on `tensor` by its users."""
+    """The attributes that users set on `tensor`."""
     return vars(tensor)
 
 
 def memory_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """What tells the memory of `tensor` apart, for `is_kept_beside`."""
+    """An id of the memory of `tensor`, for `is_kept_beside`."""
     return _private.buffer_ids(tensor)
 
 
 def is_kept_beside(memory: tuple[int, int], tensor: torch.Tensor) -> bool:
-    """Whether `memory`, which was that of `tensor`, stays while its new value takes another.
+    """Whether `memory`, which `tensor` had before, still exists beside its new memory.
 
-    Once a program has run, memory is known by the tensor's own id, until then by that of the input.
+    Memory has the id of the tensor itself once a program has run, and that of the input until then.
     """
     _, reused = _private.buffer_ids(tensor)
     return reused not in memory
@@ -74,7 +74,7 @@ def is_mine(tensor: torch.Tensor) -> bool:
 
 
 def read(tensor: torch.Tensor) -> torch.Tensor:
-    """The value on the CPU, once it is computed."""
+    """The value of `tensor` as a CPU tensor, computed first if it is pending."""
     return tensor.cpu()
 
 
@@ -84,33 +84,33 @@ def inner(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def backward(tensors: Any, grads: Any = None, **named: Any) -> None:
-    """`torch.autograd.backward`; tensors of torch_xla's are no subclass."""
+    """`torch.autograd.backward`; torch_xla's tensors are no subclass."""
     torch.autograd.backward(tensors, grads, **named)
 
 
 def forms_of(tensors: Sequence[torch.Tensor]) -> list[Form]:
-    """Of each shape, dtype and sharding."""
+    """Shape, dtype and sharding of each tensor."""
     shapes, dtypes = [t.shape for t in tensors], [t.dtype for t in tensors]
     return list(zip(shapes, dtypes, _private.shardings_of(tensors), strict=True))
 
 
 def fresh(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that is an operation of the pending program, free to be annotated.
+    """A copy as an operation of the pending program, which can be annotated.
 
-    A `clone()` still stands for the buffer on the devices: annotating that differently moves it
+    A `clone()` still stands for the buffer on the devices: a different annotation of it moves it
     to the host and back, at every step.
     """
     return tensor | tensor if tensor.dtype == torch.bool else tensor * 1
 
 
 def value_ids(tensors: Sequence[torch.Tensor]) -> list[Hashable]:
-    """One for each tensor: the same as before where nothing was written into it."""
-    # A value's name is an address, which may be a later value's once this one is gone.
+    """The id of each tensor's value, which a write changes."""
+    # A value's name is an address, which a later value may take when this one is gone.
     names = _private.output_ids(tensors)
     return [(name, write_stamp(tensor)) for name, tensor in zip(names, tensors, strict=True)]
 
 
 def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """What each device of this process holds of `tensor`, as CPU tensors, after a sync."""
+    """The shard of each device of this process, as a CPU tensor; waits for the devices."""
     runtime.wait()
     return [shard.data for shard in xs.XLAShardedTensor(tensor).local_shards]

@@ -1,8 +1,8 @@
-"""A folded function compiled as a program of its own, and started without being traced.
+"""Compiling a folded function as a program of its own, which starts without being traced.
 
-torch_xla traces each operation in Python at each step. What it compiles stays in its cache, and
-its bridge to dynamo shows the calls that start it with other inputs. The bridge donates only what
-the user marks. Here the state's buffers are donated, so that no state is held twice.
+torch_xla traces each operation in Python at each step. Its compiled programs stay in its cache, and
+its bridge to dynamo has calls that start them with other inputs. The bridge donates only buffers
+that the user marks. Here the state's buffers are donated, so that no state is held twice.
 """
 
 import dataclasses
@@ -12,20 +12,20 @@ import torch
 
 from spmdzero.backend.protocols._compiler import FoldedFunction
 from spmdzero.backend.torch_xla import _private, runtime
-from spmdzero.backend.torch_xla.strangers import ProgramInput
+from spmdzero.backend.torch_xla.fixed_values import ProgramInput
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CapturedProgram:
-    """A compiled program and how its inputs and outputs are arranged.
+    """A compiled program and the arrangement of its inputs and outputs.
 
     Attributes:
         program: its hash in torch_xla's cache.
-        inputs: for each input its place among the sources that `run` is given; the constants
-            follow them, and the seed of the device's generator follows those.
+        inputs: for each input its index among the sources of `run`, the constants after them, and
+            the seed of the device's generator at the end.
         constants: inputs that are the same at each run.
-        sources: how many sources `run` takes.
-        outputs: for each output of the function its place among the program's.
+        sources: number of sources that `run` takes.
+        outputs: for each output of the function its index among the program's outputs.
     """
 
     program: bytes
@@ -40,9 +40,9 @@ class CapturedProgram:
         """Starts the program; buffers of donated sources are gone afterwards.
 
         Args:
-            sources: tensors that are not pending, of the shapes, dtypes and shardings that the
-                program was compiled for.
-            into: for each output of the function the tensor that is to hold it, or None.
+            sources: computed tensors, of the shapes, dtypes and shardings that the program was
+                compiled for.
+            into: for each output of the function the tensor that takes it, or None for a new one.
 
         Returns the function's outputs; the devices may still be computing them.
 
@@ -70,13 +70,13 @@ def compile_alone(
     donated: Mapping[int, int],
     state: int,
 ) -> CapturedProgram:
-    """Compiles `function` as a program that holds nothing else, unless it is compiled already.
+    """Compiles `function` as a program of its own, unless it is compiled already.
 
     Args:
-        function: folded.
-        sources: what it is to be called with, none of it pending.
-        donated: output -> the source whose buffer it takes, of the same size.
-        state: the first so many sources outlive the program, and share no buffer.
+        function: a folded function.
+        sources: the arguments of the first run, none of them pending.
+        donated: output -> the source whose buffer the output takes, of the same size.
+        state: the first `state` sources outlive the program, and share no buffer.
     """
     outputs = function(sources)
     given = set(donated.values())
@@ -95,7 +95,7 @@ def compile_alone(
         if place in given:
             _private.donate(one.tensor)
         elif place < state:
-            # From now on torch_xla knows it as the other tensor.
+            # From now on torch_xla knows the buffer by the other tensor.
             _private.set_value(sources[place], one.tensor)
     constants = [one for one in found if one.handle not in place_of and not _is_seed(one, function)]
     following = {id(one): len(sources) + place for place, one in enumerate(constants)}

@@ -1,4 +1,4 @@
-"""Compiled programs kept on disk, for platforms whose programs can be read back."""
+"""Compiled programs on disk, for platforms whose programs can be read back."""
 
 import os
 
@@ -19,7 +19,7 @@ def use(path: str) -> None:
     says so once: torch_xla 2.9 writes the programs there, but can't read them back.
 
     Raises:
-        SpmdZeroRuntimeError: something was compiled before, without this cache.
+        SpmdZeroRuntimeError: a program was compiled before, without this cache.
     """
     if not path:
         return

@@ -1,4 +1,4 @@
-"""How the TPU compiler's flags reach libtpu: by the environment, before it starts."""
+"""Passing the TPU compiler's flags to libtpu by the environment, before it starts."""
 
 import os
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ __all__ = ["ALWAYS", "FLAG_SETS", "apply", "cpu_flags", "flags_for", "in_force",
 
 
 def flags_for(name: str, *, chip: str | None = None) -> Mapping[str, str]:
-    """See `flags_of`; by default of this machine's chip.
+    """The flags of a set, see `flags_of`; ``"auto"`` takes those of this machine's chip.
 
     Raises:
         SpmdZeroUsageError: there is no such set.
@@ -32,11 +32,11 @@ def flags_for(name: str, *, chip: str | None = None) -> Mapping[str, str]:
 
 
 def apply(name: str) -> None:
-    """Hands a set to libtpu; flags that the environment names already keep the caller's value.
+    """Hands a set of flags to libtpu; the environment's flags win.
 
     Raises:
         SpmdZeroUsageError: there is no such set.
-        SpmdZeroRuntimeError: the TPU client has started with other flags, and reads them once.
+        SpmdZeroRuntimeError: the TPU client has started with other flags, which it reads once.
     """
     wanted = flags_for(name)
     missing = {key: value for key, value in wanted.items() if key not in given_to_libtpu()}

@@ -1,8 +1,8 @@
-"""A traced function that later programs hold as one operation.
+"""Traced functions that later programs hold as one operation.
 
-torch_xla makes a node for each operation, in Python, at each step. A function that is folded is
-traced once, lowered to HLO, and called: one node. The compiler inlines calls before it partitions
-a program, so that annotations and collectives inside are those of the traced function.
+torch_xla makes a node for each operation, in Python, at each step. A folded function is traced
+once, lowered to HLO, and called: one node. The compiler inlines calls before it partitions a
+program, so that annotations and collectives inside are those of the traced function.
 """
 
 import contextlib
@@ -16,12 +16,12 @@ import torch
 from spmdzero.backend.forms._stand_ins import nothing_outlives
 from spmdzero.backend.protocols._compiler import FoldedFunction
 from spmdzero.backend.torch_xla import _private, runtime
+from spmdzero.backend.torch_xla.fixed_values import ProgramInput
 from spmdzero.backend.torch_xla.mesh import fresh
-from spmdzero.backend.torch_xla.strangers import ProgramInput
 
 
 def same_value(mine: torch.Tensor, its: torch.Tensor) -> bool:
-    """Whether two tensors on the devices, neither of them pending, are equal; NaN equals NaN."""
+    """Whether two computed tensors on the devices are equal; NaN equals NaN."""
     if mine.shape != its.shape or mine.dtype != its.dtype:
         return False
     one, other = _private.buffer_handles([mine, its])
@@ -32,7 +32,7 @@ def same_value(mine: torch.Tensor, its: torch.Tensor) -> bool:
 
 
 def stand_in(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor on the devices without data, for `fold`'s `more`: it can only be computed with."""
+    """A tensor without data for `more` of `fold`: it can only take part in computations."""
     return _private.placeholder(shape, dtype)
 
 
@@ -42,19 +42,19 @@ def fold(
     *,
     more: Sequence[torch.Tensor] = (),
 ) -> FoldedFunction:
-    """Traces `function` with stand-ins for `inputs`, which have their shapes and dtypes only.
+    """Traces `function` with stand-ins for `inputs`, which have only their shapes and dtypes.
 
     Args:
-        function: pure: writes nothing that outlives it. Returns at least one tensor; what it
-            returns is not an input.
+        function: pure: it writes nothing that outlives it. It returns at least one tensor, and
+            never an input itself.
         inputs: tensors like those of later calls.
-        more: further inputs, of which `function` finds out only while it is traced: it appends a
+        more: further inputs, which `function` discovers only while it is traced: it appends a
             `stand_in` for each.
     """
     empty = [_private.placeholder(tensor.shape, tensor.dtype) for tensor in inputs]
-    # Scopes and lines would be part of the proto, by which a later trace is compared with this one.
+    # Scopes and lines would be part of the proto, by which later traces are compared with this one.
     with _private.without_scopes():
-        # A placeholder can't be annotated; what is computed from one can.
+        # A placeholder can't be annotated, but a value computed from it can.
         outputs = function([fresh(tensor) for tensor in empty])
         proto, numbers = _private.annotated_program(outputs, inputs=[*empty, *more])
     ids, read = _private.program_inputs(outputs)
@@ -75,15 +75,15 @@ def fold(
 
 @contextlib.contextmanager
 def no_stand_in_left() -> Iterator[None]:
-    """Around code that calls `fold`: nothing that was computed from a stand-in outlives it.
+    """Context around code that calls `fold`: no tensor computed from a stand-in outlives it.
 
     The devices would compute it with the next program, and crash for want of data.
 
     Raises:
-        StandInKeptError: something had to be taken from somebody who kept it.
+        StandInKeptError: some code kept such a tensor, which was taken from it.
     """
     device = runtime.device()
-    # Inside of another trace there are stand-ins that are wanted: what is older than this one.
+    # Inside another trace some stand-ins are wanted: all that are older than this trace.
     since = _private.latest_tensor_id() if _guards else 0
     _guards.append(None)
     try:
@@ -98,12 +98,12 @@ _guards: list[None] = []
 
 @dataclasses.dataclass(frozen=True)
 class _Pending:
-    """What is pending on a device.
+    """The pending tensors on a device.
 
     Attributes:
-        device: where.
-        before: how much was pending before.
-        since: ids of tensors that were made since are higher.
+        device: the device.
+        before: number of pending tensors before the trace.
+        since: tensors made during the trace have higher ids.
     """
 
     device: torch.device
@@ -111,13 +111,13 @@ class _Pending:
     since: int
 
     def is_any(self) -> bool:
-        """Whether more is."""
+        """Whether there are more pending tensors than before."""
         return _private.count_pending(self.device) > self.before
 
     def replace(self) -> None:
-        """Puts zeros in the place of what was computed from stand-ins."""
+        """Puts zeros in the place of values computed from stand-ins."""
         tensors = [found for found in gc.get_objects() if issubclass(type(found), torch.Tensor)]
-        # C++ may hold one alone, and let go of it while others are looked at.
+        # C++ may be the only holder of one, and release it while others are looked at.
         _private.hold(tensors)
         for found in tensors:
             if _private.needs_placeholder(found) and _private.tensor_id(found) > self.since:

@@ -1,7 +1,7 @@
-"""Memory maps: a compiled program for the CPU takes 10 to 1,000, and Linux allows so many.
+"""Memory maps, of which a program compiled for the CPU takes 10 to 1,000: Linux limits them.
 
-A process at the limit (`vm.max_map_count`, 65,530 by default) ends in a segmentation fault: the
-next program's code has no place. torch_xla keeps the latest 2,048 programs.
+A process at the limit (`vm.max_map_count`, 65,530 by default) ends in a segmentation fault, because
+the next program's code has no place. torch_xla keeps the latest 2,048 programs.
 """
 
 import os
@@ -16,27 +16,27 @@ from spmdzero.backend.torch_xla._environment import environment_variable
 _VARIABLE = "XLA_COMPILATION_CACHE_SIZE"
 _LIMIT = Path("/proc/sys/vm/max_map_count")
 _OWN = Path("/proc/self/maps")
-# What torch_xla keeps unless it is told otherwise.
+# Number of programs that torch_xla keeps by default.
 _DEFAULT = 2048
-# More than most programs take: 40 to 130 in this project's tests, 410 for a network of 15
-# convolutions with its backward. `make_room` is for the rest.
+# Most programs take less: 40 to 130 in this project's tests, 410 for a network of 15 convolutions
+# with its backward. `make_room` handles the rest.
 _OF_A_PROGRAM = 256
 
 
 def limit() -> int | None:
-    """The maps that this process may have; None where there is no such limit."""
+    """Number of memory maps that this process may have; None without such a limit."""
     return int(_LIMIT.read_text()) if _LIMIT.exists() else None
 
 
 def count() -> int:
-    """The maps that this process has; takes about a microsecond for each."""
+    """Number of memory maps that this process has; takes about a microsecond for each."""
     return _OWN.read_bytes().count(b"\n")
 
 
 def bound_cache() -> None:
-    """Has torch_xla keep only as many programs as there are maps for; on the CPU only.
+    """Limits torch_xla's cache to as many programs as there are maps for; on the CPU only.
 
-    Does nothing when the environment says how many, or something was compiled already.
+    Does nothing if the environment sets the number, or a program was compiled already.
     """
     allowed = limit()
     if (
@@ -59,12 +59,12 @@ _fillers = 0
 
 
 def make_room() -> int:
-    """Has torch_xla let go of its least used programs when three quarters of the maps are taken.
+    """Makes torch_xla discard its least used programs once three quarters of the maps are taken.
 
-    There is no call for that: each of the small programs that are compiled here takes the place of
-    one. Whoever still needs what is gone compiles it again.
+    There is no call for this: each small program that is compiled here takes the place of one. A
+    discarded program that is still needed is compiled again.
 
-    Returns how many programs it compiled, 0 where there was room or the CPU runs nothing.
+    Returns how many programs it compiled, 0 where there was room or the devices are no CPUs.
     """
     global _fillers
     allowed = limit()
@@ -72,7 +72,7 @@ def make_room() -> int:
         return 0
     capacity = _capacity or int(os.environ.get(_VARIABLE) or _DEFAULT)
     before = _fillers
-    # The first fill up what torch_xla has left.
+    # The first programs fill the free places of torch_xla's cache.
     while _fillers - before < capacity and (
         _private.cached_programs() < capacity or count() > allowed // 2
     ):

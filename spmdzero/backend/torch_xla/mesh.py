@@ -13,7 +13,7 @@ import torch_xla.distributed.spmd as xs
 from spmdzero.backend.protocols._mesh import REPLICATED, PartitionSpec
 from spmdzero.backend.torch_xla import _private, runtime
 from spmdzero.backend.torch_xla.arrays import fresh
-from spmdzero.backend.torch_xla.strangers import note_upload
+from spmdzero.backend.torch_xla.fixed_values import note_upload
 from spmdzero.plan import MeshSpec
 
 
@@ -38,32 +38,32 @@ class DeviceMesh:
 
     @property
     def size(self) -> int:
-        """Devices in the mesh."""
+        """Number of devices in the mesh."""
         return self.spec.size
 
     @property
     def replicas(self) -> int:
-        """Data-parallel replicas: each runs the model on rows of its own."""
+        """Number of data-parallel replicas, each of which runs the model on its own rows."""
         return self.spec.replicas
 
     @property
     def across(self) -> None:
-        """None: a tensor is the same on all hosts."""
+        """None, because every tensor is the same on all hosts."""
         return None
 
     @property
     def batch_axes(self) -> str | tuple[str, ...]:
-        """The axes that a batch dim is split over: all of them."""
+        """The mesh axes that a batch dim is split over: all of them."""
         return self.spec.names if len(self.spec.names) > 1 else self.spec.names[0]
 
     def operation(self, spec: PartitionSpec) -> _private.OpSharding:
-        """The OpSharding of a partition spec, built once: it costs 278 µs, a lookup 0.1."""
+        """The OpSharding of a partition spec, built once: building takes 278 µs, a lookup 0.1."""
         if spec not in self._operations:
             self._operations[spec] = self.xla.get_op_sharding(spec)
         return self._operations[spec]
 
     def batch_spec(self, ndim: int, dim: int = 0) -> PartitionSpec:
-        """`dim` of an `ndim`-dimensional tensor split over all axes."""
+        """The spec of an `ndim`-dimensional tensor whose `dim` is split over all axes."""
         return tuple(self.batch_axes if i == dim else None for i in range(ndim))
 
     def mark(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
@@ -77,7 +77,7 @@ class DeviceMesh:
         self.mark(old, spec)
 
     def enter(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
-        """This device's shard of a global tensor: `[b, ...]` becomes `[b/n, ...]` along an axis."""
+        """This device's shard of a global tensor: `[b, ...]` becomes `[b/n, ...]` over an axis."""
         return _private.full_to_shard(self.mark(fresh(tensor), spec))
 
     def leave(
@@ -89,24 +89,24 @@ class DeviceMesh:
     def reduce_scatter(
         self, local: torch.Tensor, *, axis: str, dim: int, steps: tuple[int, ...] = ()
     ) -> torch.Tensor:
-        """The sum over an axis, of which each device keeps its part of `dim`; in replica space."""
+        """Sums over a mesh axis, and leaves each device its part of `dim`; in replica space."""
         for groups in self.groups(axis, steps):
             local = _private.reduce_scatter(local, dim=dim, count=len(groups[0]), groups=groups)
         return local
 
     def all_reduce(self, local: torch.Tensor, *, axis: str) -> torch.Tensor:
-        """The sum over an axis, in replica space."""
+        """The sum over a mesh axis, in replica space."""
         (groups,) = self.groups(axis)
         return _private.all_reduce(local, groups=groups)
 
     def sum_partial(self, partial: torch.Tensor) -> torch.Tensor:
-        """The sum over dim 0 of a Partial `[n, *shape]`, in its dtype, which crosses the wire."""
+        """The sum over dim 0 of a partial `[n, *shape]`, in its dtype, which crosses the wire."""
         return partial.sum(0)
 
     def place(self, host: torch.Tensor, spec: PartitionSpec = REPLICATED) -> torch.Tensor:
         """Uploads a CPU tensor: each device receives only its own shard.
 
-        With several hosts a tensor that is split holds this host's part only.
+        With several hosts, `host` holds only this host's part of a tensor that is split.
         """
         spec = spec or (None,) * host.dim()
         split = any(axis is not None for axis in spec)
@@ -118,11 +118,11 @@ class DeviceMesh:
         return uploaded[0]
 
     def place_part(self, host: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
-        """As `place`, of a tensor that every host has all of; it is then marked."""
+        """Uploads a CPU tensor that every host has whole, and then marks it."""
         return self.mark(self.place(host), spec) if any(spec) else self.place(host)
 
     def place_all(self, hosts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Uploads CPU tensors to every device whole, those of one rank in one call."""
+        """Uploads CPU tensors whole to every device, those with equally many dims in one call."""
         placed: dict[int, torch.Tensor] = {}
         by_rank: dict[int, list[int]] = {}
         for index, host in enumerate(hosts):
@@ -137,13 +137,13 @@ class DeviceMesh:
         return [placed[index] for index in range(len(hosts))]
 
     def overwrite(self, tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
-        """Replaces what the devices hold of `tensor`, which must not be pending.
+        """Overwrites the values of `tensor` on the devices, which must not be pending.
 
-        Of a tensor that is the same on all devices this leaves a copy to the pending program.
+        If the tensor is the same on all devices, this adds a copy to the pending program.
 
         Args:
             tensor: annotated; stays the same tensor, of the same dtype and sharding.
-            parts: what each device of this process is to hold, CPU tensors in the order of
+            parts: CPU tensors, one for each device of this process, in the order of
                 `local_slices(tensor)`.
         """
         if _private.is_split(tensor):
@@ -155,18 +155,18 @@ class DeviceMesh:
     def zeros(
         self, shape: tuple[int, ...], dtype: torch.dtype, spec: PartitionSpec
     ) -> torch.Tensor:
-        """Zeros that are born as shards: no device ever holds the whole tensor."""
+        """Zeros that are created as shards: no device ever holds the whole tensor."""
         return self.mark(torch.zeros(shape, dtype=dtype, device=runtime.device()), spec)
 
     def groups(self, axis: str, steps: tuple[int, ...] = ()) -> list[list[list[int]]]:
-        """Device ids that differ only in their place on `axis`, in one step or in several.
+        """Groups of device ids that differ only in their place on `axis`, in one step or several.
 
         Args:
             axis: a name of the spec.
-            steps: factors of the axis's length; none for all of it at once.
+            steps: factors of the axis's length; empty for all of it at once.
 
-        Returns for each step its groups. Reduce-scatters over them, one after another, leave each
-        device the part that one over the whole axis would.
+        Returns the groups of each step. Reduce-scatters over them, one after another, leave each
+        device the same part as one over the whole axis.
         """
         place = self.spec.names.index(axis)
         shape = self.spec.shape

@@ -1,4 +1,4 @@
-"""Tracing without data: programs of tensors that no memory here could hold."""
+"""Tracing without data, for programs of tensors that no memory here could hold."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,25 +9,25 @@ from spmdzero.backend.torch_xla import _private
 
 
 class Placeholders:
-    """Tensors whose data was taken away, so that programs of them can be traced, but not run."""
+    """Tensors without data, from which programs can be traced, but not run."""
 
     def __init__(self) -> None:
         self._inputs: list[torch.Tensor] = []
         self._shardings: list[str] = []
-        # A placeholder has no sharding: that of a tensor which nothing wrote since.
+        # A placeholder has no sharding: this keeps that of a tensor which was not written since.
         self._latest: dict[torch.Tensor, tuple[tuple[int, int], str]] = {}
 
     def stand_for(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Makes each tensor an input of what is traced from now on, sharded as its value was.
+        """Makes each tensor an input of later traces, sharded as its value was.
 
-        What was pending for it is forgotten.
+        Its pending operations are dropped.
         """
         for tensor in tensors:
             stamp, sharding = self._latest.get(tensor, (None, ""))
             if stamp != _private.write_stamp(tensor):
                 sharding = _private.sharding_of(tensor) or "{replicated}"
             empty = _private.placeholder(tensor.shape, tensor.dtype)
-            # `tensor` becomes what is computed for it; its clone stays the input.
+            # `tensor` will hold the results computed for it; the clone stays the input.
             self._inputs.append(empty.clone())
             self._shardings.append(sharding)
             tensor.data = empty

@@ -31,17 +31,17 @@ def annotated(tensors: Sequence[torch.Tensor]) -> AnnotatedProgram:
 
 
 def returned(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Which of `tensors` these programs of them return, in order: all, as copies if need be."""
+    """Indices of those of `tensors` that these programs return: all, as copies if need be."""
     return list(range(len(tensors)))
 
 
 def placeholders() -> Placeholders:
-    """None of a tensor yet."""
+    """A new `Placeholders`, which has no tensors yet."""
     return Placeholders()
 
 
 def text(tensors: Sequence[torch.Tensor]) -> str:
-    """That program as text; empty where none of `tensors` is pending."""
+    """The text of the program of `tensors`; empty where none of them is pending."""
     pending = zip(tensors, _private.are_pending(tensors), strict=True)
     roots = [tensor for tensor, pends in pending if pends]
     return _private.program_text(_private.annotated_program(roots)[0]) if roots else ""

@@ -1,4 +1,4 @@
-"""Devices and processes: SPMD switched on in time, counts, synchronisation."""
+"""Devices and processes: switching SPMD on in time, counts, synchronisation."""
 
 import torch
 import torch_xla
@@ -29,14 +29,14 @@ __all__ = [
 
 
 def start() -> None:
-    """Switches SPMD on, starts XLA on the CPU and mends kernels; does nothing when all are done.
+    """Switches SPMD on, starts XLA on the CPU and mends kernels; does nothing the second time.
 
     Raises:
         SpmdZeroRuntimeError: a device was used before, without SPMD: torch_xla would then
-            replicate what exists, or crash.
+            replicate existing tensors, or crash.
     """
     if not hasattr(torch, "xla"):
-        # torch.utils.checkpoint looks its device's module up under torch.<device type>.
+        # torch.utils.checkpoint looks for its device's module at torch.<device type>.
         torch._register_device_module("xla", _CheckpointDevice)
     if not xr.is_spmd():
         _use_spmd()
@@ -58,9 +58,9 @@ def _use_spmd() -> None:
 
 
 class _CheckpointDevice:
-    """What torch.utils.checkpoint asks of a device; random numbers need no state of their own.
+    """The module in which torch.utils.checkpoint looks for a device and its random state.
 
-    Inside the replica region they derive from the CPU generator, which checkpoint restores.
+    Draws inside the replica region derive from the CPU generator, which checkpoint restores.
     """
 
     _initialized = False
@@ -77,37 +77,37 @@ def device() -> torch.device:
 
 
 def device_count() -> int:
-    """Devices of all processes."""
-    # Counting starts XLA, as does each of the next: scripts ask before they initialize.
+    """Number of devices of all processes."""
+    # Counting starts XLA, here and below, and scripts count before they initialize.
     start_as_torch_computes()
     return xr.global_runtime_device_count()
 
 
 def local_device_count() -> int:
-    """Devices that this process drives."""
+    """Number of devices that this process drives."""
     start_as_torch_computes()
     return xr.addressable_runtime_device_count()
 
 
 def local_devices() -> list[str]:
-    """Their names, such as ``TPU:0``."""
+    """Names of this process's devices, such as ``TPU:0``."""
     return _private.local_devices()
 
 
 def process_count() -> int:
-    """Processes, one per host."""
+    """Number of processes, one per host."""
     start_as_torch_computes()
     return xr.process_count()
 
 
 def process_index() -> int:
-    """This process's place among them."""
+    """This process's index among all processes."""
     start_as_torch_computes()
     return xr.process_index()
 
 
 def rendezvous() -> str:
-    """Where the processes that the runtime connects find each other: an `init_method` of torch."""
+    """The `init_method` of torch.distributed by which connected processes find each other."""
     # The import registers the URL's scheme.
     import torch_xla.distributed.xla_backend  # noqa: F401
 
@@ -115,30 +115,30 @@ def rendezvous() -> str:
 
 
 def platform() -> str:
-    """``"CPU"``, ``"TPU"``, ..."""
+    """The devices' platform: ``"CPU"``, ``"TPU"``, ..."""
     return str(xr.device_type())
 
 
 def program_platform() -> str:
-    """The platform that the program being traced is for: `platform`, or what is only traced for."""
+    """The platform for which the current program is traced, that of the devices by default."""
     return traced.platform or platform()
 
 
 def program_torus() -> Torus | None:
-    """How the chips are joined that the program being traced is for; None where nothing tells."""
+    """The torus of the chips for which the current program is traced; None if not known."""
     if traced.torus is not None or platform() != "TPU":
         return traced.torus
     return torus_of(xr.global_runtime_device_attributes())
 
 
 def sync() -> None:
-    """Compiles what is pending (or finds it compiled) and starts it on the devices."""
+    """Compiles the pending program, unless it is compiled, and starts it on the devices."""
     if not traced.only:
         torch_xla.sync()
 
 
 def wait() -> None:
-    """Blocks until the devices have finished what was started."""
+    """Blocks until the devices have finished all started work."""
     xm.wait_device_ops()
 
 

@@ -1,4 +1,4 @@
-"""`deepspeed.accelerator`: what scripts ask about the devices of this host."""
+"""`deepspeed.accelerator`: answers scripts' questions about the devices of this host."""
 
 from typing import Any
 

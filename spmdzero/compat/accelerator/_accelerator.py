@@ -1,4 +1,4 @@
-"""The devices of this host, as scripts ask `get_accelerator()` about them."""
+"""The accelerator of `get_accelerator()`, which describes the devices of this host."""
 
 import contextlib
 import os
@@ -29,16 +29,16 @@ def _answer(value: Any, why: str) -> Callable[[Any], Any]:
 class XlaAccelerator(_Refused):
     """DeepSpeed's accelerator interface over the XLA devices of this host.
 
-    One process drives all of them, by one virtual device: `device_count()` counts the real ones,
-    `device_name()` and `current_device_name()` name the virtual one. `device_index` is accepted
-    and means nothing.
+    One process drives all devices, through one virtual device: `device_count()` counts the real
+    devices, `device_name()` and `current_device_name()` name the virtual one. `device_index` is
+    accepted and ignored.
     """
 
     def __init__(self) -> None:
         self._ranges: list[contextlib.ExitStack] = []
         self._peak = 0
 
-    # -- what needs no look at the devices: the answer, and why ---------------------------
+    # -- fixed answers, each with its reason -----------------------------------------------
 
     is_available = _answer(True, "There is always one.")
     is_synchronized_device = _answer(False, "A step runs while Python goes on.")
@@ -60,20 +60,20 @@ class XlaAccelerator(_Refused):
     # -- devices ---------------------------------------------------------------------------
 
     def device_name(self, device_index: int | None = None) -> str:
-        """``"xla"``: what tensors are moved to."""
+        """The type of the virtual device, ``"xla"``, to which tensors are moved."""
         return self._device().type
 
     def current_device_name(self) -> str:
-        """``"xla:0"``."""
+        """The name of the virtual device, ``"xla:0"``."""
         return str(self._device())
 
     def current_device(self) -> int:
-        """0, which `tensor.to`, `module.to` and `torch.tensor` take for the virtual device."""
+        """0, which `tensor.to`, `module.to` and `torch.tensor` accept as the virtual device."""
         runtime.start()
         return 0
 
     def device_count(self) -> int:
-        """Devices of this host."""
+        """Number of devices of this host."""
         runtime.start()
         return runtime.local_device_count()
 
@@ -82,12 +82,12 @@ class XlaAccelerator(_Refused):
         return contextlib.nullcontext()
 
     def set_device(self, device_index: int) -> None:
-        """Nothing: this process drives all devices of its host, whatever its local rank."""
-        # From here on scripts hand that rank to torch.
+        """Does nothing but start the runtime: this process drives all devices of its host."""
+        # From here on scripts pass the local rank to torch.
         runtime.start()
 
     def synchronize(self, device_index: int | None = None) -> None:
-        """Waits until the devices have finished what was started."""
+        """Waits until the devices have finished all started programs."""
         runtime.start()
         runtime.wait()
 
@@ -100,12 +100,12 @@ class XlaAccelerator(_Refused):
         return False
 
     def empty_cache(self) -> None:
-        """Nothing: XLA frees a buffer when its tensor dies."""
+        """Does nothing: XLA frees a buffer when its tensor dies."""
 
     # -- dtypes ----------------------------------------------------------------------------
 
     def is_fp64_supported(self) -> bool:
-        """Whether float64 is computed as such: on CPU devices."""
+        """Whether the devices compute in float64, as only CPU devices do."""
         runtime.start()
         return runtime.platform() == "CPU"
 
@@ -128,35 +128,34 @@ class XlaAccelerator(_Refused):
         return torch.random
 
     def manual_seed(self, seed: int) -> Any:
-        """As `torch.manual_seed`."""
+        """Calls `torch.manual_seed`."""
         return torch.manual_seed(seed)
 
     manual_seed_all = manual_seed
 
     def initial_seed(self) -> int:
-        """As `torch.initial_seed`."""
+        """Calls `torch.initial_seed`."""
         return torch.initial_seed()
 
     def get_rng_state(self, device_index: int | None = None) -> torch.Tensor:
-        """As `torch.get_rng_state`."""
+        """Calls `torch.get_rng_state`."""
         return torch.get_rng_state()
 
     def set_rng_state(self, new_state: torch.Tensor, device_index: int | None = None) -> None:
-        """As `torch.set_rng_state`."""
+        """Calls `torch.set_rng_state`."""
         torch.set_rng_state(new_state)
 
     def default_generator(self, device_index: int) -> torch.Generator:
-        """As `torch.default_generator`."""
+        """Returns `torch.default_generator`."""
         return torch.default_generator
 
     # -- memory ----------------------------------------------------------------------------
 
     def memory_allocated(self, device_index: int | None = None) -> int:
-        """Bytes in use: of this process, as DeepSpeed's CPU accelerator has it.
+        """Bytes in use by this process, as in DeepSpeed's CPU accelerator.
 
         Raises:
-            SpmdZeroUsageError: the devices have memory of their own, which are not
-                reported.
+            SpmdZeroUsageError: the devices have memory of their own, whose use is not reported.
         """
         runtime.start()
         if runtime.platform() != "CPU":
@@ -170,12 +169,12 @@ class XlaAccelerator(_Refused):
         return used
 
     def max_memory_allocated(self, device_index: int | None = None) -> int:
-        """The most bytes that were in use when one of these methods looked; raises as they do."""
+        """Largest value that `memory_allocated` has returned; raises as `memory_allocated`."""
         self.memory_allocated()
         return self._peak
 
     def reset_peak_memory_stats(self, device_index: int | None = None) -> None:
-        """Starts `max_memory_allocated` anew."""
+        """Resets `max_memory_allocated` to zero."""
         self._peak = 0
 
     def memory_stats(self, device_index: int | None = None) -> dict[str, int]:
@@ -186,12 +185,12 @@ class XlaAccelerator(_Refused):
         }
 
     def total_memory(self, device_index: int | None = None) -> int:
-        """Bytes there are; raises as `memory_allocated`."""
+        """Bytes of the host's memory; raises as `memory_allocated`."""
         self.memory_allocated()
         return os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
 
     def available_memory(self, device_index: int | None = None) -> int:
-        """Bytes that are free; raises as `memory_allocated`."""
+        """Bytes of the host's free memory; raises as `memory_allocated`."""
         self.memory_allocated()
         return os.sysconf("SC_AVPHYS_PAGES") * resource.getpagesize()
 
@@ -213,11 +212,11 @@ class XlaAccelerator(_Refused):
             self._ranges.pop().close()
 
     def lazy_call(self, callback: Callable[[], Any]) -> Any:
-        """Calls it."""
+        """Calls `callback`, and returns its result."""
         return callback()
 
     def export_envs(self) -> list[str]:
-        """Environment variables that a launcher hands on start with these."""
+        """Prefixes of the environment variables that a launcher passes on."""
         return ["PJRT_", "XLA_", "LIBTPU", "TPU_"]
 
     def _device(self) -> torch.device:
@@ -237,5 +236,5 @@ _ACCELERATOR = XlaAccelerator()
 
 
 def get_accelerator() -> XlaAccelerator:
-    """The one accelerator."""
+    """The only accelerator of this process."""
     return _ACCELERATOR

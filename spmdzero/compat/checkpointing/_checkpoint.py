@@ -1,4 +1,4 @@
-"""Activation checkpointing by DeepSpeed's names."""
+"""Activation checkpointing, under DeepSpeed's names."""
 
 import logging
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _configured = False
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Runs `function(*args, **kwargs)` and drops its activations; backward runs it again.
 
-    Works inside and outside of an engine's module, with the same random numbers in both runs.
+    It works inside and outside of an engine's module, with the same random numbers in both runs.
     torch.utils.checkpoint runs too, but saves no memory under XLA, which merges the two runs.
 
     Returns what `function` returns.
@@ -24,7 +24,7 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def non_reentrant_checkpoint(function: Callable[..., Any], *args: Any) -> Any:
-    """As `checkpoint`, which is not reentrant either."""
+    """Does what `checkpoint` does, which is not reentrant either."""
     return current().recomputed(function, *args)
 
 
@@ -38,15 +38,15 @@ def configure(
     synchronize: bool | None = None,
     profile: bool | None = None,
 ) -> None:
-    """Takes DeepSpeed's options; `checkpoint` needs none.
+    """Checks DeepSpeed's options; `checkpoint` needs none of them.
 
     Args:
         mpu_: None; there is no model parallelism.
         deepspeed_config: path of a JSON, or its dict; checked as `initialize` checks it.
-        checkpoint_in_cpu: refused when true.
-        partition_activations: without meaning, as in the config: it splits activations over
+        checkpoint_in_cpu: refused if true.
+        partition_activations: has no effect, as in the config: it splits activations over
             model-parallel ranks, and there are none.
-        contiguous_checkpointing, num_checkpoints, synchronize, profile: without meaning, XLA
+        contiguous_checkpointing, num_checkpoints, synchronize, profile: have no effect, as XLA
             allocates and schedules.
 
     Raises:
@@ -84,15 +84,15 @@ def is_configured() -> bool:
 
 
 def reset() -> None:
-    """Nothing: no buffers are kept between steps."""
+    """Does nothing: no buffers are kept between steps."""
 
 
 def partition_activations_in_checkpoint(partition_activation: bool) -> None:
-    """Nothing: there are no model-parallel ranks that activations could be split over."""
+    """Does nothing: there are no model-parallel ranks to split activations over."""
 
 
 def set_num_layers(nlayers: int | None) -> None:
-    """Nothing: DeepSpeed sizes a contiguous buffer by it, here XLA allocates."""
+    """Does nothing: DeepSpeed sizes a contiguous buffer by `nlayers`, here XLA allocates."""
 
 
 def bwc_tensor_model_parallel_rank(mpu: Any = None) -> int:

@@ -1,4 +1,4 @@
-"""Named random states, as Megatron's models ask the checkpointing module for them."""
+"""Named random states, which Megatron's models get from the checkpointing module."""
 
 import contextlib
 import copy
@@ -12,7 +12,7 @@ MODEL_PARALLEL = "model-parallel-rng"
 
 
 class CudaRNGStatesTracker:
-    """Random states by name. They are the CPU generator's, from which every device draws."""
+    """Named random states of the CPU generator, from which every device draws."""
 
     def __init__(self) -> None:
         self.states_: dict[str, torch.Tensor] = {}
@@ -27,7 +27,7 @@ class CudaRNGStatesTracker:
         return copy.copy(self.states_)
 
     def set_states(self, states: dict[str, torch.Tensor]) -> None:
-        """Takes over what `get_states` gave."""
+        """Replaces all states by `states`, which `get_states` returned."""
         self.states_ = states
 
     def add(self, name: str, seed: int) -> None:
@@ -45,7 +45,7 @@ class CudaRNGStatesTracker:
 
     @contextlib.contextmanager
     def fork(self, name: str = MODEL_PARALLEL) -> Iterator[None]:
-        """Draws from the state `name` inside, and goes on with it at the next fork.
+        """Draws from the state `name` inside the context; the next fork continues from its end.
 
         Raises:
             SpmdZeroUsageError: there is no such state.
@@ -73,10 +73,10 @@ def get_cuda_rng_tracker() -> CudaRNGStatesTracker:
 
 
 def model_parallel_cuda_manual_seed(seed: int) -> None:
-    """Seeds the generator, and the tracker's model-parallel state, with DeepSpeed's offset.
+    """Seeds the generator, and with DeepSpeed's offset the tracker's model-parallel state.
 
-    (runtime/activation_checkpointing/checkpointing.py: `seed + 2718`, for the only model-parallel
-    rank.)
+    The offset is that of the only model-parallel rank: `seed + 2718`
+    (runtime/activation_checkpointing/checkpointing.py).
     """
     _TRACKER.reset()
     torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""`deepspeed.comm`: ranks, barriers and collectives over processes, of which each host has one."""
+"""`deepspeed.comm`: ranks, barriers and collectives over processes, one process per host."""
 
 from typing import Any
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from spmdzero.backend import runtime
 from spmdzero.backend.hosts import processes
-from spmdzero.compat.comm._labels import labelled
+from spmdzero.compat.comm._log import labelled
 from spmdzero.compat.comm._through_host import Done, all_on_cpu, on_host
 from spmdzero.errors import SpmdZeroUsageError
 
@@ -18,7 +18,7 @@ Group = dist.ProcessGroup | None
 
 @labelled()
 def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> None:
-    """`object_list[i]` becomes process i's `obj`, by pickle."""
+    """Sets `object_list[i]` to process i's `obj`, by pickle."""
     processes.join()
     dist.all_gather_object(object_list, obj, group)
 
@@ -27,7 +27,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> 
 def broadcast_object_list(
     object_list: list[Any], src: int, group: Group = None, device: Any = None
 ) -> None:
-    """Every process's `object_list` becomes that of process `src`, by pickle, in place."""
+    """Copies the `object_list` of process `src` to every process, by pickle, in place."""
     processes.join()
     dist.broadcast_object_list(object_list, src, group)
 
@@ -62,7 +62,7 @@ class _Sent:
 
 @labelled()
 def recv(tensor: torch.Tensor, src: int | None = None, group: Group = None, tag: int = 0) -> int:
-    """`tensor` becomes what process `src` (None: any) sent; returns the sender's rank."""
+    """Receives `tensor` from process `src` (None: any), in place; returns the sender's rank."""
     processes.join()
     with on_host(read=[], written=[tensor]) as (_, targets):
         return dist.recv(targets[0], src, group, tag)
@@ -86,7 +86,7 @@ class P2POp:
 
     Args:
         op: `isend` or `irecv` of this module.
-        tensor: what is sent, or received into.
+        tensor: the tensor to send, or to receive into.
         peer: rank of the other process.
     """
 
@@ -100,7 +100,7 @@ class P2POp:
 
 @labelled()
 def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Any]:
-    """Starts several messages, those that send first; returns their handles in the given order."""
+    """Starts several messages, sends before receives; returns the handles in the given order."""
     started = {
         id(message): message.op(message.tensor, message.peer, message.group, message.tag)
         for message in sorted(p2p_op_list, key=lambda message: message.op is irecv)
@@ -110,7 +110,7 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Any]:
 
 @labelled()
 def barrier(group: Group = None, async_op: bool = False, device_ids: Any = None) -> Any:
-    """Waits until this host's devices are done and every process is here."""
+    """Waits until this host's devices are done and every process has called this."""
     processes.join()
     runtime.wait()
     return dist.barrier(group, async_op)
@@ -120,27 +120,27 @@ def barrier(group: Group = None, async_op: bool = False, device_ids: Any = None)
 def monitored_barrier(
     group: Group = None, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """As `barrier`, and names the processes that are missing after `timeout`."""
+    """Waits as `barrier` does, and names the processes that are missing after `timeout`."""
     processes.join()
     runtime.wait()
     dist.monitored_barrier(group, timeout, wait_all_ranks)
 
 
 def has_reduce_scatter_tensor() -> bool:
-    """True."""
+    """True: there is `reduce_scatter_tensor`."""
     return True
 
 
 def has_all_gather_into_tensor() -> bool:
-    """True."""
+    """True: there is `all_gather_into_tensor`."""
     return True
 
 
 def has_all_reduce_coalesced() -> bool:
-    """True."""
+    """True: there is `all_reduce_coalesced`."""
     return True
 
 
 def has_coalescing_manager() -> bool:
-    """False."""
+    """False: there is no coalescing manager."""
     return False

@@ -1,4 +1,4 @@
-"""The processes of the job by DeepSpeed's names: one per host, which drives all its devices."""
+"""The processes of the job, under DeepSpeed's names: one per host, which drives its devices."""
 
 import datetime
 import logging
@@ -27,26 +27,26 @@ def init_distributed(
 ) -> None:
     """Switches SPMD on and connects the processes, one per host; DeepSpeed's signature.
 
-    The devices of all hosts are connected by the device runtime, torch_xla's or JAX's; this makes
-    the gloo group that moves host objects and CPU tensors between processes. Processes are found
-    by the launcher's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), by `init_method`,
-    or by the device runtime (`jax.distributed.initialize`). A group that is there is used.
+    The device runtime, torch_xla's or JAX's, connects the devices of all hosts; this function makes
+    the gloo group that moves host objects and CPU tensors between processes. Processes are found by
+    the launcher's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), by `init_method`, or by
+    the device runtime (`jax.distributed.initialize`). An existing group is used.
 
-    A lone process, which no launcher started, gets a group of its own, and in its environment what
-    scripts read of a launcher: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+    A single process that no launcher started gets a group of its own, and in its environment the
+    launcher's variables that scripts read: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
 
     Args:
-        dist_backend: gloo is used whatever it says: device tensors don't travel by it.
-        auto_mpi_discovery: whether that environment is set.
-        distributed_port: its MASTER_PORT.
-        verbose, config: without meaning here.
-        timeout: of one collective.
+        dist_backend: ignored: gloo is always used, as device tensors don't travel by it.
+        auto_mpi_discovery: whether these variables are set.
+        distributed_port: value for MASTER_PORT.
+        verbose, config: have no effect.
+        timeout: time limit of one collective.
         init_method: as in `torch.distributed.init_process_group`, with `rank` and `world_size`.
-        dist_init_required: False requires that it was done before.
+        dist_init_required: False requires that the processes were connected before.
 
     Raises:
         SpmdZeroRuntimeError: a device was used already, without SPMD or without the other hosts.
-        SpmdZeroUsageError: `dist_init_required=False`, and it was not done before.
+        SpmdZeroUsageError: `dist_init_required=False`, and the processes were not connected before.
     """
     if dist_backend not in (None, "gloo") and not dist.is_initialized():
         logger.info(
@@ -70,12 +70,12 @@ def is_initialized() -> bool:
 
 
 def is_available() -> bool:
-    """True: nothing has to be built for it."""
+    """True: nothing has to be built for collectives."""
     return True
 
 
 def get_rank(group: dist.ProcessGroup | None = None) -> int:
-    """This process's place among the processes (hosts) of `group`, -1 outside of it.
+    """The rank of this process among the processes (hosts) of `group`, -1 outside of it.
 
     One process drives all devices of its host, so this is not the rank of a device.
     """
@@ -83,16 +83,16 @@ def get_rank(group: dist.ProcessGroup | None = None) -> int:
 
 
 def get_world_size(group: dist.ProcessGroup | None = None) -> int:
-    """Processes (hosts) in `group`, -1 outside of it.
+    """Number of processes (hosts) in `group`, -1 outside of it.
 
-    Not devices: their number is `engine.dp_world_size`, or `get_accelerator().device_count()` on
-    this host.
+    The number of devices is `engine.dp_world_size`, or `get_accelerator().device_count()` on this
+    host.
     """
     return dist.get_world_size(group) if _joined(group) else 1
 
 
 def _joined(group: dist.ProcessGroup | None) -> bool:
-    """Whether there is a process group, which is made unless this process is alone."""
+    """Whether there is a process group; makes one unless this process is alone."""
     runtime.start()
     if group is None and processes.is_alone():
         return False
@@ -101,7 +101,7 @@ def _joined(group: dist.ProcessGroup | None) -> bool:
 
 
 def get_local_rank() -> int:
-    """This process's place on its host, by the launcher's LOCAL_RANK: 0 for the only one."""
+    """The rank of this process on its host, by the launcher's LOCAL_RANK; 0 for the only one."""
     return get_local_rank_from_launcher()
 
 
@@ -138,7 +138,7 @@ def new_group(ranks: list[int]) -> Any:
 
 
 def get_global_rank(group: dist.ProcessGroup | None = None, group_rank: int = 0) -> int:
-    """The rank among all processes of the one with `group_rank` in `group`."""
+    """The rank among all processes of the process with `group_rank` in `group`."""
     return dist.get_global_rank(group or get_world_group(), group_rank)
 
 

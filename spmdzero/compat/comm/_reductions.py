@@ -1,4 +1,4 @@
-"""Reductions of tensors over processes (hosts), by DeepSpeed's names and signatures."""
+"""Reductions of tensors over processes (hosts), with DeepSpeed's names and signatures."""
 
 import enum
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from spmdzero.compat.comm._labels import labelled
+from spmdzero.compat.comm._log import labelled
 from spmdzero.compat.comm._processes import get_rank, get_world_size
 from spmdzero.compat.comm._through_host import Done, run_on_host
 
@@ -16,7 +16,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 class ReduceOp(enum.Enum):
-    """DeepSpeed's reductions; torch's own `ReduceOp` is taken in their place too."""
+    """DeepSpeed's reductions; functions accept torch's own `ReduceOp` too."""
 
     SUM = 0
     PRODUCT = 1
@@ -30,8 +30,10 @@ class ReduceOp(enum.Enum):
 
 
 def _reduction(op: Any, group: Group) -> tuple[Any, Callable[[torch.Tensor], None], bool]:
-    """The operation that gloo knows, what is still to be done to its result, and whether that is
-    anything: gloo has no mean."""
+    """The operation for gloo, a function that finishes its result, and whether it is needed.
+
+    gloo has no mean, so the sum is divided afterwards.
+    """
     name = op.name if isinstance(op, ReduceOp) else str(op).rsplit(".", 1)[-1]
     mean = name == "AVG"
     known = dist.ReduceOp.SUM if mean else getattr(dist.ReduceOp, name)
@@ -73,7 +75,7 @@ def all_reduce_coalesced(
 def inference_all_reduce(
     tensor: torch.Tensor, op: Any = ReduceOp.SUM, group: Group = None, async_op: bool = False
 ) -> Any:
-    """As `all_reduce`."""
+    """Does what `all_reduce` does."""
     return all_reduce(tensor, op, group, async_op)
 
 
@@ -105,7 +107,7 @@ def reduce_scatter(
     group: Group = None,
     async_op: bool = False,
 ) -> Any:
-    """`output` becomes the combination of every process's `input_list[own rank]`."""
+    """Sets `output` to the combination of all processes' `input_list[own rank]`."""
     return reduce_scatter_tensor(
         output, torch.cat([t.reshape(-1) for t in input_list]), op, group, async_op
     )
@@ -119,7 +121,7 @@ def reduce_scatter_tensor(
     group: Group = None,
     async_op: bool = False,
 ) -> Any:
-    """`output_tensor` becomes this process's part of the combination, `[n * rows]` to `[rows]`."""
+    """Sets `output_tensor` `[rows]` to this process's part of the combination `[n * rows]`."""
     known, finish, _ = _reduction(op, group)
 
     def call(sources: list[torch.Tensor], targets: list[torch.Tensor], _: bool) -> Any:
@@ -144,5 +146,5 @@ def reduce_scatter_fn(
     prof: bool = False,
     debug: str | None = None,
 ) -> Any:
-    """As `reduce_scatter_tensor`."""
+    """Does what `reduce_scatter_tensor` does."""
     return reduce_scatter_tensor(output_tensor, tensor, op, group, async_op)

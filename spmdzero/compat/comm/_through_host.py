@@ -17,16 +17,16 @@ class Done:
         return True
 
     def is_completed(self) -> bool:
-        """True."""
+        """True, as the collective has finished."""
         return True
 
 
 @contextlib.contextmanager
 def on_host(*, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor]) -> Iterator[Any]:
-    """CPU versions of `read` and of `written`; afterwards `written` holds what was written.
+    """Yields CPU copies of `read` and of `written`; copies the latter back afterwards.
 
-    A tensor that is in both is one tensor inside too. CPU tensors are themselves, so that a view
-    that gloo fills is the user's own.
+    A tensor in both lists has one copy. CPU tensors are not copied, so that gloo fills the user's
+    own view.
     """
     copies: dict[int, torch.Tensor] = {}
 
@@ -43,7 +43,7 @@ def on_host(*, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor]) ->
 
 
 def all_on_cpu(*tensors: torch.Tensor) -> bool:
-    """Whether gloo can work on these themselves, and so in the background."""
+    """Whether gloo can work on the tensors themselves, and so in the background."""
     return all(tensor.device.type == "cpu" for tensor in tensors)
 
 
@@ -54,9 +54,9 @@ def run_on_host(
     written: Sequence[torch.Tensor] = (),
     async_op: bool = False,
 ) -> Any:
-    """Does `call(read, written, asynchronous)` with CPU tensors; the handle if `async_op`.
+    """Runs `call(read, written, asynchronous)` on CPU tensors; returns a handle if `async_op`.
 
-    A device tensor goes through the host, and its handle has finished.
+    A device tensor is copied through the host, and its handle is already finished.
     """
     processes.join()
     if async_op and all_on_cpu(*read, *written):

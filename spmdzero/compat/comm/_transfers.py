@@ -1,4 +1,4 @@
-"""Tensors carried between processes (hosts), by DeepSpeed's names and signatures."""
+"""Transfers of tensors between processes (hosts), with DeepSpeed's names and signatures."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,18 +6,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from spmdzero.compat.comm._labels import labelled
+from spmdzero.compat.comm._log import labelled
 from spmdzero.compat.comm._through_host import Done, run_on_host
 
 Group = dist.ProcessGroup | None
 Tensors = Sequence[torch.Tensor]
-# Newer torch deprecates the name that it has had, which stays DeepSpeed's.
+# Newer torch deprecates the name `all_gather_into_tensor`, which DeepSpeed still has.
 _gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
 @labelled()
 def broadcast(tensor: torch.Tensor, src: int, group: Group = None, async_op: bool = False) -> Any:
-    """Every process's `tensor` becomes that of process `src`, in place."""
+    """Copies the `tensor` of process `src` to every process, in place."""
     return run_on_host(
         lambda _, targets, asynchronous: dist.broadcast(targets[0], src, group, asynchronous),
         written=[tensor],
@@ -29,7 +29,7 @@ def broadcast(tensor: torch.Tensor, src: int, group: Group = None, async_op: boo
 def all_gather(
     tensor_list: Tensors, tensor: torch.Tensor, group: Group = None, async_op: bool = False
 ) -> Any:
-    """`tensor_list[i]` becomes process i's `tensor`."""
+    """Sets `tensor_list[i]` to process i's `tensor`."""
     return run_on_host(
         lambda sources, targets, asynchronous: dist.all_gather(
             targets, sources[0], group, asynchronous
@@ -43,7 +43,7 @@ def all_gather(
 def all_gather_coalesced(
     output_tensors: Tensors, input_tensors: Tensors, group: Group = None, async_op: bool = False
 ) -> Any:
-    """`output_tensors[i]` becomes every process's `input_tensors[i]`, one after the other."""
+    """Sets each `output_tensors[i]` to all processes' `input_tensors[i]`, in order of rank."""
     for output, tensor in zip(output_tensors, input_tensors, strict=True):
         all_gather_into_tensor(output, tensor, group)
     return Done() if async_op else None
@@ -53,7 +53,7 @@ def all_gather_coalesced(
 def all_gather_into_tensor(
     output_tensor: torch.Tensor, tensor: torch.Tensor, group: Group = None, async_op: bool = False
 ) -> Any:
-    """`output_tensor`, `[n * rows, ...]`, becomes every process's `tensor`, in order of rank."""
+    """Sets `output_tensor` `[n * rows, ...]` to all processes' `tensor`, in order of rank."""
     return run_on_host(
         lambda sources, targets, asynchronous: _gather_single(
             targets[0], sources[0], group, asynchronous
@@ -71,7 +71,7 @@ def allgather_fn(
     async_op: bool = False,
     debug: str | None = None,
 ) -> Any:
-    """As `all_gather_into_tensor`."""
+    """Does what `all_gather_into_tensor` does."""
     return all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
 
 
@@ -83,7 +83,7 @@ def gather(
     group: Group = None,
     async_op: bool = False,
 ) -> Any:
-    """On process `dst`, `gather_list[i]` becomes process i's `tensor`."""
+    """Sets `gather_list[i]` to process i's `tensor`, on process `dst`."""
     return run_on_host(
         lambda sources, targets, asynchronous: dist.gather(
             sources[0], targets or None, dst, group, asynchronous
@@ -102,7 +102,7 @@ def scatter(
     group: Group = None,
     async_op: bool = False,
 ) -> Any:
-    """`tensor` becomes process `src`'s `scatter_list[own rank]`."""
+    """Sets `tensor` to the `scatter_list[own rank]` of process `src`."""
     return run_on_host(
         lambda sources, targets, asynchronous: dist.scatter(
             targets[0], sources or None, src, group, asynchronous
@@ -122,7 +122,7 @@ def all_to_all_single(
     group: Group = None,
     async_op: bool = False,
 ) -> Any:
-    """Sends part i of `tensor` to process i; `output` becomes the parts that came, in order."""
+    """Sends part i of `tensor` to process i; sets `output` to the received parts, in order."""
     return run_on_host(
         lambda sources, targets, asynchronous: dist.all_to_all_single(
             targets[0], sources[0], output_split_sizes, input_split_sizes, group, asynchronous
@@ -140,7 +140,7 @@ def all_to_all(
     group: Group = None,
     async_op: bool = False,
 ) -> Any:
-    """Sends `input_tensor_list[i]` to process i; `output_tensor_list[i]` becomes what i sent."""
+    """Sends `input_tensor_list[i]` to process i, and receives `output_tensor_list[i]` from it."""
 
     def call(sources: list[torch.Tensor], targets: list[torch.Tensor], _: bool) -> Any:
         # gloo exchanges single tensors only.

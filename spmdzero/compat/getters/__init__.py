@@ -1,4 +1,4 @@
-"""DeepSpeedEngine's getters, by its names and with its return types."""
+"""DeepSpeedEngine's getters, with its names and return types."""
 
 from spmdzero.compat.getters._config_names import DeepSpeedConfigNames
 from spmdzero.compat.getters._getters import ConfigGetters

@@ -1,10 +1,10 @@
-"""The checked config by the attributes of DeepSpeed's."""
+"""The checked config under the attributes of DeepSpeed's config."""
 
 from typing import Any
 
 from spmdzero.config import BatchSizes, SpmdZeroConfig
 
-# DeepSpeed's attribute (runtime/config.py) -> the config's.
+# DeepSpeed's attribute (runtime/config.py) -> the config's key.
 _OTHER_NAMES = {
     "activation_checkpointing_config": "activation_checkpointing",
     "aio_config": "aio",
@@ -19,7 +19,7 @@ _OTHER_NAMES = {
 
 
 class DeepSpeedConfigNames:
-    """A checked config, by the config's own keys and by DeepSpeed's attributes.
+    """A checked config, under the config's own keys and DeepSpeed's attributes.
 
     Args:
         settings: the config.
@@ -34,12 +34,12 @@ class DeepSpeedConfigNames:
 
     @property
     def zero_enabled(self) -> bool:
-        """Whether the stage is 1 or 2."""
+        """Whether the ZeRO stage is 1 or more."""
         return self.zero_optimization_stage > 0
 
     @property
     def zero_optimization_stage(self) -> int:
-        """0, 1 or 2."""
+        """The ZeRO stage, 0 to 3."""
         return self._settings.zero_optimization.stage
 
     @property

@@ -1,8 +1,8 @@
-"""DeepSpeedEngine's getters, by its names and with its return types.
+"""DeepSpeedEngine's getters, with its names and return types.
 
-What DeepSpeed keeps in ``engine._config`` is `Engine.spmd_config` here; ``_config`` has it by
+DeepSpeed's ``engine._config`` is `Engine.spmd_config` here; ``_config`` has the same values under
 DeepSpeed's names. Sources: runtime/engine.py and runtime/precision_config.py of DeepSpeed 0.19.8. A
-value that has no meaning under SPMD, such as a bucket size, is returned as the config holds it.
+value that has no effect under SPMD, such as a bucket size, is returned as the config holds it.
 """
 
 import functools
@@ -30,16 +30,16 @@ _AUTOCAST_MODULES = ("linear.Linear", "conv.Conv1d", "conv.Conv2d", "conv.Conv3d
 
 
 class ConfigGetters:
-    """What the config says, and who takes part, by DeepSpeed's method names.
+    """Getters of the config's values and of processes, under DeepSpeed's method names.
 
-    One process drives all devices of its host. What DeepSpeed counts in ranks is therefore two
-    things: processes (`world_size`, `global_rank`) and devices (`dp_world_size`).
+    One process drives all devices of its host. DeepSpeed's ranks are therefore two things here:
+    processes (`world_size`, `global_rank`) and devices (`dp_world_size`).
 
     Args:
         config: the checked config.
-        batch: the batch sizes of now.
+        batch: returns the present batch sizes.
         plan: where every tensor lives.
-        optimizer: None where nothing is trained.
+        optimizer: the engine's optimizer, None without one.
         client_optimizer: the optimizer passed to `initialize`, None for the config's.
     """
 
@@ -64,7 +64,7 @@ class ConfigGetters:
 
     @property
     def world_size(self) -> int:
-        """Processes, one per host: what `comm.get_world_size()` counts."""
+        """Number of processes, one per host, as `comm.get_world_size()` counts them."""
         return runtime.process_count()
 
     @property
@@ -74,12 +74,12 @@ class ConfigGetters:
 
     @property
     def dp_world_size(self) -> int:
-        """Devices that each train on their own rows: the factor of the batch triangle."""
+        """Number of devices that train on their own rows; a factor of the train batch size."""
         return self._plan.mesh.replicas
 
     @property
     def seq_dp_world_size(self) -> int:
-        """As `dp_world_size`: there is no sequence parallelism."""
+        """The same as `dp_world_size`: there is no sequence parallelism."""
         return self.dp_world_size
 
     @property
@@ -89,7 +89,7 @@ class ConfigGetters:
 
     @property
     def seq_data_parallel_group(self) -> Any:
-        """As `data_parallel_group`: there is no sequence parallelism."""
+        """The same as `data_parallel_group`: there is no sequence parallelism."""
         return comm.get_world_group()
 
     @property
@@ -99,7 +99,7 @@ class ConfigGetters:
 
     @functools.cached_property
     def tput_timer(self) -> ThroughputTimer:
-        """What counts epochs."""
+        """The timer object, which only counts epochs."""
         return ThroughputTimer(lambda: self._batch().train)
 
     def get_data_parallel_rank(self) -> int:
@@ -109,7 +109,7 @@ class ConfigGetters:
     def get_batch_info(self) -> tuple[int, int, int]:
         """Train batch size, micro-batch size and gradient accumulation steps.
 
-        As DeepSpeed documents it; 0.19.8 returns three bound methods.
+        DeepSpeed documents these numbers; 0.19.8 returns three bound methods.
         """
         batch = self._batch()
         return batch.train, batch.micro, batch.accumulation
@@ -144,7 +144,7 @@ class ConfigGetters:
         return dict(scheduler.params) if scheduler is not None else None
 
     def zero_optimization(self) -> bool:
-        """Whether the stage is 1 or more."""
+        """Whether the ZeRO stage is 1 or more."""
         return self._settings.zero_optimization.stage > 0
 
     def zero_optimization_partition_gradients(self) -> bool:
@@ -156,20 +156,30 @@ class ConfigGetters:
         return self._settings.zero_optimization.stage == 3
 
     def zero_gather_16bit_weights_on_model_save(self) -> bool:
-        """Whether `save_16bit_model` writes whole weights of shards: at stage 3 always.
+        """Whether `save_16bit_model` gathers weights that are shards: always at stage 3.
 
-        Below it the config's `stage3_gather_16bit_weights_on_model_save`, as in DeepSpeed. Its
-        clients ask before they save a model, and save a checkpoint in its place if it says no.
+        Below stage 3 it is the config's `stage3_gather_16bit_weights_on_model_save`, as in
+        DeepSpeed. Clients ask before they save a model, and save a checkpoint instead if it is
+        False.
         """
         zero = self._settings.zero_optimization
         return zero.stage == 3 or zero.stage3_gather_16bit_weights_on_model_save
+
+    def zero_use_cpu_optimizer(self) -> bool:
+        """Whether the config puts optimizer states on the host; the devices update them."""
+        offload = self._settings.zero_optimization.offload_optimizer
+        return offload is not None and offload.device == "cpu"
+
+    def zero_cpu_offload(self) -> bool:
+        """The same as `zero_use_cpu_optimizer`: offload always goes to host memory."""
+        return self.zero_use_cpu_optimizer()
 
     def zero_overlap_comm(self) -> bool:
         """The config's `overlap_comm`; DeepSpeed turns it on by itself in stage 3 only."""
         return bool(self._settings.zero_optimization.overlap_comm)
 
     def clip_fp32_gradients(self) -> None:
-        """Nothing more than `step()` does: it clips to `gradient_clipping()` in every dtype."""
+        """Does nothing: `step()` clips to `gradient_clipping()` in every dtype."""
         log_once("clip_fp32_gradients() has no effect of its own: engine.step() clips")
 
     def postscale_gradients(self) -> bool:
@@ -197,11 +207,11 @@ class ConfigGetters:
         return self._settings.fp16.loss_scale == 0
 
     def initial_dynamic_scale(self) -> int:
-        """Where a dynamic loss scale starts: ``2 ** initial_scale_power``."""
+        """The first dynamic loss scale: ``2 ** initial_scale_power``."""
         return 2**self._settings.fp16.initial_scale_power
 
     def dynamic_loss_scale_args(self) -> dict[str, Any]:
-        """The numbers of a dynamic loss scale, by the names of DeepSpeed's scaler."""
+        """The numbers of a dynamic loss scale, under the names of DeepSpeed's scaler."""
         fp16 = self._settings.fp16
         return {
             "init_scale": self.initial_dynamic_scale(),
@@ -212,7 +222,7 @@ class ConfigGetters:
         }
 
     def torch_autocast_dtype(self) -> torch.dtype | None:
-        """The dtype of ``torch_autocast``, None where the config names none."""
+        """The dtype of ``torch_autocast``, None if the config names none."""
         named = self._settings.torch_autocast.dtype
         return dtype_named(named) if named is not None else None
 
@@ -222,11 +232,11 @@ class ConfigGetters:
         return named or [f"torch.nn.modules.{name}" for name in _AUTOCAST_MODULES]
 
     def checkpoint_tag_validation_enabled(self) -> bool:
-        """Whether a checkpoint's tag that processes disagree on is a warning or an error."""
+        """Whether it is a warning or an error if processes have different checkpoint tags."""
         return self._settings.checkpoint.tag_validation != "IGNORE"
 
     def checkpoint_tag_validation_fail(self) -> bool:
-        """Whether it is an error."""
+        """Whether it is an error if processes have different checkpoint tags."""
         return self._settings.checkpoint.tag_validation == "FAIL"
 
     @property
@@ -241,7 +251,7 @@ class ConfigGetters:
         schedule: Any = None,
         compiled_autograd_enabled: bool = False,
     ) -> None:
-        """Nothing: XLA compiles every step already."""
+        """Does nothing: XLA already compiles every step."""
         log_once("engine.compile() has no effect of its own: XLA compiles every step")
 
     def collect_python_gc(self) -> int:

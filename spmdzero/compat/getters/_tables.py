@@ -1,9 +1,9 @@
-"""Which getters only read a key of the config, and which never change."""
+"""Tables of getters that read one key of the config, and of getters with a fixed value."""
 
 from typing import Any
 
-# Getters of one key each: what its path and what its name begin with, and how both go on, or how
-# the name does and how the path does.
+# Getters of one key each: prefix of the key's path, prefix of the getter's name, and the common
+# rest of both, or the name's rest = the path's rest.
 KEYS = (
     (
         "",
@@ -35,7 +35,8 @@ KEYS = (
     (
         "zero_optimization.",
         "zero_",
-        """reduce_scatter contiguous_gradients allgather_partitions round_robin_gradients
+        """offload_optimizer offload_param reduce_scatter contiguous_gradients
+        allgather_partitions round_robin_gradients
         multi_rank_bucket_allreduce=use_multi_rank_bucket_allreduce reduce_bucket_size
         allgather_bucket_size sub_group_size log_trace_cache_warnings""",
     ),
@@ -48,7 +49,7 @@ KEYS = (
     ),
 )
 _ONE_PARALLELISM = "there is no model, tensor or sequence parallelism"
-# Getters of what never changes: the value, why, and the names.
+# Getters with a fixed value: the value, the reason, and the names.
 FIXED: tuple[tuple[Any, str, str], ...] = (
     (False, "autotuning is refused", "autotuning_enabled"),
     (False, "curriculum learning is refused", "curriculum_learning_enabled"),
@@ -64,13 +65,8 @@ FIXED: tuple[tuple[Any, str, str], ...] = (
         zero_save_muon_momentum_buffer_in_memory""",
     ),
     (False, "the collective ledger shows what was compiled", "is_sanity_checks_enabled"),
-    (
-        False,
-        "optimizer states stay on the devices, and so does the update",
-        "zero_use_cpu_optimizer zero_cpu_offload zero_nvme_offload_optimizer super_offload",
-    ),
-    (None, "optimizer states and parameters stay on the devices", "zero_offload_optimizer"),
-    (None, "optimizer states and parameters stay on the devices", "zero_offload_param"),
+    (False, "nothing is kept on a disk", "zero_nvme_offload_optimizer"),
+    (False, "the devices update, and no processor of the host does", "super_offload"),
     (1, "a secondary partition is ZeRO++'s", "zero_hpz_partition_size"),
     (
         False,

@@ -1,4 +1,4 @@
-"""`engine.tput_timer`, as far as scripts call it."""
+"""`engine.tput_timer`: the part of it that scripts call."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,13 +12,13 @@ _NO_TIMER = (
 
 
 class ThroughputTimer:
-    """DeepSpeed's timer of samples per second, which counts epochs and times nothing.
+    """DeepSpeed's timer of samples per second, which here only counts epochs.
 
     Args:
-        batch_size: the train batch size of now.
+        batch_size: returns the present train batch size.
 
     Attributes:
-        epoch_count: calls of `update_epoch_count`.
+        epoch_count: number of calls of `update_epoch_count`.
     """
 
     def __init__(self, batch_size: Callable[[], int]) -> None:
@@ -27,7 +27,7 @@ class ThroughputTimer:
 
     @property
     def batch_size(self) -> int:
-        """Samples of a step."""
+        """Number of samples of a step."""
         return self._batch_size()
 
     def update_epoch_count(self) -> None:
@@ -35,11 +35,11 @@ class ThroughputTimer:
         self.epoch_count += 1
 
     def start(self) -> None:
-        """Nothing, and says so once."""
+        """Does nothing, and logs that once."""
         log_once(_NO_TIMER)
 
     def stop(self, global_step: bool = False, report_speed: bool = True) -> None:
-        """Nothing, and says so once."""
+        """Does nothing, and logs that once."""
         log_once(_NO_TIMER)
 
     def __setattr__(self, name: str, value: object) -> None:

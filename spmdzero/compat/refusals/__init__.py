@@ -1,4 +1,4 @@
-"""DeepSpeed's names that spmdzero refuses: what is raised where one is used."""
+"""DeepSpeed's names that spmdzero refuses, and the errors that their use raises."""
 
 import importlib
 import importlib.util
@@ -22,27 +22,27 @@ __all__ = [
 
 def refuse(path: str) -> NoReturn:
     """Raises SpmdZeroUsageError for a name of the table."""
-    # `safe_get_local_grad` and its like assert that the parameter is one of ZeRO-3.
+    # DeepSpeed's `safe_get_local_grad` and its siblings assert that the parameter is ZeRO-3's.
     kind = UsageAssertionError if path.startswith("utils.safe_") else SpmdZeroUsageError
     raise kind(f"deepspeed.{path}: {why_refused(path)}")
 
 
 def why_refused(path: str) -> str:
-    """The reason for refusing a name of the table, and what to do in its place."""
+    """The reason for refusing a name of the table, and what to do instead."""
     return f"{REFUSALS[path].reason}. {REFUSALS[path].instead}"
 
 
 def raise_if_refused(owner: str, name: str) -> None:
-    """Raises for an attribute that DeepSpeed's engine or optimizer has and ours refuses.
+    """Raises for an attribute of DeepSpeed's engine or optimizer that spmdzero refuses.
 
-    `hasattr` says no, so a script that asks first goes its other way.
+    `hasattr` gives False, so a script that asks first takes its other path.
 
     Args:
         owner: ``"engine"`` or ``"optimizer"``.
-        name: of the attribute.
+        name: name of the attribute.
 
     Raises:
-        RefusedNameError: it is in the table; says why, and what to use instead.
+        RefusedNameError: the name is in the table; says why, and what to use instead.
     """
     refusal = ATTRIBUTES.get(f"{owner}.{name}")
     if refusal is not None:
@@ -50,7 +50,7 @@ def raise_if_refused(owner: str, name: str) -> None:
 
 
 class _Refused(type):
-    """The class of what a refused name is: it has none of the names that DeepSpeed's has."""
+    """The metaclass of refused names, which refuses attributes of the name too."""
 
     def __getattr__(cls, name: str) -> NoReturn:
         if name.startswith("__"):
@@ -61,14 +61,14 @@ class _Refused(type):
 
 
 def attribute(package: str, name: str) -> Any:
-    """What `spmdzero.<package>.<name>` is where the package itself doesn't say.
+    """The value of `spmdzero.<package>.<name>` if the package itself has no such name.
 
-    A module of the package, which nobody has imported before: DeepSpeed imports its own, and
-    scripts write `deepspeed.runtime.lr_schedules.WarmupLR`. Or for a name that is refused a class
-    that raises when it is called; a class, so that `isinstance` and `issubclass` go on working.
+    It is a module of the package that was not imported before: DeepSpeed imports its own modules,
+    and scripts write `deepspeed.runtime.lr_schedules.WarmupLR`. Or, for a refused name, it is a
+    class that raises when it is called; a class, so that `isinstance` and `issubclass` work.
 
     Raises:
-        AttributeError: neither.
+        AttributeError: there is no such module, and the name is not refused.
     """
     path = f"{package}.{name}".lstrip(".")
     if path in REFUSALS:
@@ -89,7 +89,7 @@ def _is_module(path: str) -> bool:
     try:
         return importlib.util.find_spec(path) is not None
     except ModuleNotFoundError:
-        # Its parent is a module, and no package.
+        # The parent is a module, not a package.
         return False
 
 

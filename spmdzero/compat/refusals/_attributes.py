@@ -1,4 +1,4 @@
-"""Attributes of DeepSpeed's engine and optimizer that are refused: why, and what to use instead."""
+"""Refused attributes of DeepSpeed's engine and optimizer: why, and what to use instead."""
 
 from spmdzero._names import dotted
 from spmdzero.compat.refusals._table import Refusal
@@ -88,4 +88,4 @@ ATTRIBUTES: dict[str, Refusal] = {
     for reason, instead, names in _ATTRIBUTES
     for path in dotted(names)
 }
-"""Attribute of the ``engine`` or of the ``optimizer`` -> why it isn't there."""
+"""Attribute of the ``engine`` or of the ``optimizer`` -> its refusal."""

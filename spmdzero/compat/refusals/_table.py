@@ -1,4 +1,4 @@
-"""Which of DeepSpeed's names are refused: why, and what to use instead."""
+"""DeepSpeed's refused names, each with the reason and what to use instead."""
 
 import dataclasses
 
@@ -7,17 +7,18 @@ from spmdzero._names import dotted
 
 @dataclasses.dataclass(frozen=True)
 class Refusal:
-    """Attributes.
+    """The refusal of a name.
 
-    reason: why the name can't be honoured.
-    instead: what works in its place.
+    Attributes:
+        reason: why the name can't be honoured.
+        instead: what to use instead.
     """
 
     reason: str
     instead: str
 
 
-# Reason, alternative, and the names below `deepspeed` that they are about, as `dotted` reads them.
+# Reason, alternative, and the names below `deepspeed` that are refused, as `dotted` reads them.
 _TABLE: tuple[tuple[str, str, str], ...] = (
     (
         "spmdzero trains; it has no inference engine and no kernels to inject",
@@ -110,16 +111,16 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         """,
     ),
     (
-        "optimizers run on the devices, inside the compiled step; nothing is offloaded to the host",
-        'Write "optimizer": {"type": "AdamW", ...} (or Adagrad, Lion) into the config',
+        "optimizers run on the devices, inside the compiled step; no processor of the host does",
+        'Write "optimizer": {"type": "AdamW", ...} (or Adagrad, Lion) into the config; '
+        '"offload_optimizer": {"device": "cpu"} has its states rest on the host',
         """
         ops: aio gds pin_memory  runtime: swap_tensor superoffload zenflow
         checkpointing: copy_to_device detach_variable extract_tensors
           get_cpu_activations_for_backward move_to_device get_offloaded_activations_for_backward
           restore_offloaded_activations partition_activations is_activation_to_checkpoint
-        ops.adam: DeepSpeedCPUAdam ZenFlowCPUAdam ZenFlowSelectiveAdamW
+        ops.adam: ZenFlowCPUAdam ZenFlowSelectiveAdamW
           ZenFlowSelectiveAdamW_stage3  ops.adagrad: DeepSpeedCPUAdagrad
-        ops.lion: DeepSpeedCPULion
         DeepSpeedEngine: aio_config cpuadam_cores_perc zenflow_config swap_tensor_config
           zero_partial_offload
         """,

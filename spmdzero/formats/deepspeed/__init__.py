@@ -1,4 +1,4 @@
-"""DeepSpeed's checkpoints, read and written without DeepSpeed."""
+"""Reads and writes DeepSpeed's checkpoints without DeepSpeed."""
 
 from spmdzero.formats.deepspeed._optimizer import NUMBER, Order
 from spmdzero.formats.deepspeed._read import newest_complete, read, recognises

@@ -1,9 +1,10 @@
-"""How DeepSpeed's ZeRO-1/2 lays a param group out: flat, padded, in equal parts by rank."""
+"""DeepSpeed's layouts of parameters over its ranks: flat and padded, each rank with a part."""
 
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 
@@ -18,9 +19,11 @@ _ALIGNMENT = 2
 class FlatGroup:
     """One param group of a ZeRO-1/2 optimizer (DeepSpeed, runtime/zero/stage_1_and_2.py).
 
+    The flat tensor of all parameters is cut into equal parts by rank.
+
     Attributes:
         shapes: name -> shape, in the order of the flat tensor.
-        gaps: elements of padding that follow each parameter (`parameter_alignment`).
+        gaps: number of padding elements after each parameter (`parameter_alignment`).
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -28,7 +31,7 @@ class FlatGroup:
 
     @functools.cached_property
     def starts(self) -> dict[str, int]:
-        """Name -> its first element in the flat tensor."""
+        """Name of a parameter -> index of its first element in the flat tensor."""
         starts, at = {}, 0
         for (name, shape), gap in zip(self.shapes.items(), self.gaps, strict=True):
             starts[name] = at
@@ -37,29 +40,94 @@ class FlatGroup:
 
     @property
     def numel(self) -> int:
-        """Elements, gaps included, without the padding at the end."""
+        """Number of elements with gaps, but without the padding at the end."""
         return sum(math.prod(shape) for shape in self.shapes.values()) + sum(self.gaps)
 
     def partition(self, rank: int, ranks: int) -> "Partition":
-        """What of the flat tensor is one rank's."""
-        step = _ALIGNMENT * ranks
-        return Partition(group=self, rank=rank, size=-(-self.numel // step) * _ALIGNMENT)
+        """One rank's part of the flat tensor."""
+        size = -(-self.numel // (_ALIGNMENT * ranks)) * _ALIGNMENT
+        start = rank * size
+        pieces = []
+        for name, first in self.starts.items():
+            low = max(start, first)
+            high = min(start + size, first + math.prod(self.shapes[name]))
+            if low < high:
+                pieces.append((name, low - first, high - first, low - start))
+        used = max(0, min(size, self.numel - start))
+        return Partition(shapes=self.shapes, size=size, used=used, pieces=tuple(pieces))
 
     def stored(self, name: str, parts: Sequence[torch.Tensor]) -> StoredTensor:
         """One parameter in the ranks' `parts` of the flat tensor, each 1-dim, in rank order."""
-        shape, start = self.shapes[name], self.starts[name]
+        return stored_in(parts, self.shapes[name], start=self.starts[name])
 
-        def read(box: Box) -> torch.Tensor:
-            flat = span(parts, start, start + math.prod(shape))
-            return flat.view(shape)[box_slices(box)].contiguous()
 
-        return StoredTensor(
-            shape=shape, dtype=parts[0].dtype, read=read, pieces=(whole_box(shape),)
-        )
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PartitionedGroup:
+    """One sub-group of a ZeRO-3 optimizer (DeepSpeed, runtime/zero/stage3.py).
+
+    Each parameter is cut into equal parts by rank; a rank's flat tensor holds its parts.
+
+    Attributes:
+        shapes: name -> shape, in the order of the flat tensors.
+        ranks: number of ranks.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    ranks: int
+
+    @functools.cached_property
+    def places(self) -> dict[str, tuple[int, int]]:
+        """Name -> first and last index of its elements in each rank's flat tensor."""
+        places, at = {}, 0
+        for name, shape in self.shapes.items():
+            stop = at + -(-math.prod(shape) // self.ranks)
+            places[name], at = (at, stop), stop
+        return places
+
+    @property
+    def numel(self) -> int:
+        """Number of elements in all ranks' flat tensors, with the padding at parameters' ends."""
+        return self.ranks * max((stop for _, stop in self.places.values()), default=0)
+
+    def partition(self, rank: int, ranks: int) -> "Partition":
+        """One rank's part, of the `ranks` for which the group is cut."""
+        assert ranks == self.ranks
+        pieces = []
+        for name, (start, stop) in self.places.items():
+            low = rank * (stop - start)
+            high = min(low + stop - start, math.prod(self.shapes[name]))
+            if low < high:
+                pieces.append((name, low, high, start))
+        size = self.numel // ranks
+        return Partition(shapes=self.shapes, size=size, used=size, pieces=tuple(pieces))
+
+    def stored(self, name: str, parts: Sequence[torch.Tensor]) -> StoredTensor:
+        """One parameter in the ranks' flat tensors, `parts`, each 1-dim, in rank order."""
+        start, stop = self.places[name]
+        return stored_in([part[start:stop] for part in parts], self.shapes[name])
+
+
+Group: TypeAlias = FlatGroup | PartitionedGroup
+"""Parameters that stand one after the other in a flat tensor of each rank."""
+
+
+def stored_in(
+    parts: Sequence[torch.Tensor], shape: tuple[int, ...], *, start: int = 0
+) -> StoredTensor:
+    """A tensor of `shape` with the elements of the 1-dim `parts` from index `start` on."""
+
+    def read(box: Box) -> torch.Tensor:
+        # Only the rows in the box are put together.
+        rows, inner = (box[0], math.prod(shape[1:])) if shape else ((0, 1), 1)
+        flat = span(parts, start + rows[0] * inner, start + rows[1] * inner)
+        held = flat.view(rows[1] - rows[0], *shape[1:]) if shape else flat.view(())
+        return held[(slice(None), *box_slices(box[1:]))[: len(shape)]].contiguous()
+
+    return StoredTensor(shape=shape, dtype=parts[0].dtype, read=read, pieces=(whole_box(shape),))
 
 
 def span(parts: Sequence[torch.Tensor], start: int, stop: int) -> torch.Tensor:
-    """The elements `start` to `stop` of the concatenation of `parts`, 1-dim; a view if it can."""
+    """The elements `start` to `stop` of the concatenation of `parts`, 1-dim; a view if possible."""
     found, at = [], 0
     for part in parts:
         low, high = max(start - at, 0), min(stop - at, part.numel())
@@ -71,37 +139,28 @@ def span(parts: Sequence[torch.Tensor], start: int, stop: int) -> torch.Tensor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Partition:
-    """One rank's part of a flat group.
+    """One rank's part of a group, as a flat tensor.
 
     Attributes:
-        group: the group.
-        rank: whose part.
-        size: elements of each rank's part, padding included.
+        shapes: of the group.
+        size: number of elements with padding.
+        used: number of elements without the padding at the end.
+        pieces: for each parameter in it: the name, the first and the last index of its elements in
+            the parameter, and the index of the first in the flat tensor.
     """
 
-    group: FlatGroup
-    rank: int
+    shapes: Mapping[str, tuple[int, ...]]
     size: int
+    used: int
+    pieces: tuple[tuple[str, int, int, int], ...]
 
-    @property
-    def used(self) -> int:
-        """Elements without the padding at the end."""
-        return max(0, min(self.size, self.group.numel - self.rank * self.size))
-
-    def pieces(self) -> Iterator[tuple[str, int, int, int]]:
-        """Parameter, first and last of its own elements, and their place in the part."""
-        start = self.rank * self.size
-        for name, first in self.group.starts.items():
-            low = max(start, first)
-            high = min(start + self.size, first + math.prod(self.group.shapes[name]))
-            if low < high:
-                yield name, low - first, high - first, low - start
-
-    def filled(self, tensors: Mapping[str, StoredTensor]) -> torch.Tensor:
-        """The part, fp32 `[size]`, padded with zeros, from the group's whole tensors by name."""
-        part = torch.zeros(self.size)
-        for name, low, high, place in self.pieces():
-            for box in flat_boxes(self.group.shapes[name], low, high):
+    def filled(
+        self, tensors: Mapping[str, StoredTensor], *, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
+        """The rank's part, `[size]`, padded with zeros, from the group's whole tensors by name."""
+        part = torch.zeros(self.size, dtype=dtype)
+        for name, low, high, place in self.pieces:
+            for box in flat_boxes(self.shapes[name], low, high):
                 values = tensors[name].read(box).reshape(-1)
                 part[place : place + values.numel()] = values
                 place += values.numel()

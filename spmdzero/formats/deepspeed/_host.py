@@ -1,4 +1,4 @@
-"""DeepSpeed's counters, loss scaler and param groups as a `HostState`, and back."""
+"""Converts DeepSpeed's counters, loss scaler and param groups to a `HostState`, and back."""
 
 import copy
 import dataclasses
@@ -9,11 +9,11 @@ from typing import Any
 from spmdzero.formats._state import HostState
 from spmdzero.formats.deepspeed._model_file import ModelFile
 from spmdzero.formats.deepspeed._optimizer import SavedOptimizer
+from spmdzero.formats.deepspeed._pickled_classes import DynamicLossScaler, LossScaler
 from spmdzero.formats.deepspeed._pickles import damaged
-from spmdzero.formats.deepspeed._stand_ins import DynamicLossScaler, LossScaler
 
 COUNTERS = ("global_steps", "global_samples", "skipped_steps")
-# What DeepSpeed takes for itself; the rest of the model file goes to the caller
+# Keys that DeepSpeed uses itself; the rest of the model file goes to the caller
 # (DeepSpeed, runtime/engine.py, `_load_checkpoint`).
 _TAKEN = (
     *("module", "skipped_steps", "global_steps", "dp_world_size", "mp_world_size"),
@@ -22,11 +22,11 @@ _TAKEN = (
 
 
 def host_state(model: ModelFile, found: SavedOptimizer | None) -> HostState:
-    """The host's side of a checkpoint.
+    """The host state of a checkpoint.
 
     Args:
         model: the model's file.
-        found: what the optimizer's files say, None where there are none.
+        found: the contents of the optimizer's files, None where there are none.
 
     Raises:
         SpmdZeroCheckpointError: parameters were updated different numbers of times.
@@ -43,14 +43,14 @@ def host_state(model: ModelFile, found: SavedOptimizer | None) -> HostState:
         scheduler=content.get("lr_scheduler"),
         scaler=_scaler(found.scaler) if found else None,
         extra=model.extra,
-        # The caller's tensors must outlive the mapped file.
+        # Copy it: the caller's tensors must outlive the mapped file.
         client_state=copy.deepcopy(client_state),
         tied=model.tied,
     )
 
 
 def loss_scaler(scaler: Mapping[str, Any] | None) -> LossScaler | DynamicLossScaler:
-    """What DeepSpeed pickles for `HostState.scaler`; a scale of 1 where there is none."""
+    """DeepSpeed's pickled object for `HostState.scaler`; with a scale of 1 where that is None."""
     if not scaler or not scaler.get("dynamic"):
         return LossScaler(cur_scale=float(scaler["cur_scale"]) if scaler else 1.0)
     fields = {field.name for field in dataclasses.fields(DynamicLossScaler)}

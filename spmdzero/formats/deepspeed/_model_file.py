@@ -1,4 +1,4 @@
-"""The model's file: weights, buffers, counters, and what belongs to no tensor."""
+"""The model's file: weights, buffers, counters, and further values."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,44 +15,35 @@ MODEL_FILE = "mp_rank_00_model_states.pt"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelFile:
-    """The model's file, taken apart.
+    """The contents of the model's file.
 
     Attributes:
-        path: where it is.
-        content: all of it.
-        parameters: name -> CPU tensor, tied ones once, under their first name.
-        buffers: name -> CPU tensor.
-        tied: further name of a tied parameter -> the name it is under.
-        extra: what modules returned from `get_extra_state`.
+        path: of the file; the first rank's if there are several.
+        content: the whole content.
+        parameters: by name; tied ones once, under their first name.
+        buffers: by name.
+        tied: further name of a tied parameter -> its first name.
+        extra: results of modules' `get_extra_state`.
     """
 
     path: Path
     content: Mapping[str, Any]
-    parameters: Mapping[str, torch.Tensor]
-    buffers: Mapping[str, torch.Tensor]
+    parameters: Mapping[str, StoredTensor]
+    buffers: Mapping[str, StoredTensor]
     tied: Mapping[str, str]
     extra: Mapping[str, Any]
 
     @classmethod
     def read(cls, path: Path) -> "ModelFile":
-        """Reads the file.
+        """Reads the file of a module that holds its parameters whole.
 
         Raises:
-            SpmdZeroCheckpointError: it can't be read, or is of another parallelism than that
-                over data.
+            SpmdZeroCheckpointError: as `model_content`.
         """
-        content = read_pt(path)
-        if not isinstance(content, dict) or not isinstance(content.get("module"), dict):
-            raise damaged(path, "it holds no DeepSpeed model (no 'module')")
-        if content.get("mp_world_size", 1) != 1:
-            raise damaged(
-                path,
-                f"tensor parallelism over {content['mp_world_size']} ranks wrote it",
-                "spmdzero is data-parallel: merge it with DeepSpeed first, and save that",
-            )
+        content = model_content(path)
         buffer_names = set(content.get("buffer_names") or ())
-        parameters: dict[str, torch.Tensor] = {}
-        buffers: dict[str, torch.Tensor] = {}
+        parameters: dict[str, StoredTensor] = {}
+        buffers: dict[str, StoredTensor] = {}
         tied: dict[str, str] = {}
         extra: dict[str, Any] = {}
         places: dict[Any, str] = {}
@@ -60,13 +51,13 @@ class ModelFile:
             if not isinstance(value, torch.Tensor):
                 extra[name] = value
             elif name in buffer_names:
-                buffers[name] = value
+                buffers[name] = StoredTensor.of(value)
             else:
                 # Tied parameters share a storage, which torch.load keeps shared.
                 place = (value.data_ptr(), value.shape, value.stride()) if value.numel() else name
                 first = places.setdefault(place, name)
                 if first == name:
-                    parameters[name] = value
+                    parameters[name] = StoredTensor.of(value)
                 else:
                     tied[name] = first
         return cls(
@@ -80,15 +71,40 @@ class ModelFile:
 
     @property
     def trained(self) -> list[dict[str, tuple[int, ...]]] | None:
-        """For each param group the parameters' shapes in flat order; None at stage 0."""
-        shapes = self.content.get("param_shapes")
-        if shapes is None:
-            return None
-        groups = [shapes] if isinstance(shapes, dict) else shapes
-        return [{name: tuple(shape) for name, shape in group.items()} for group in groups]
+        """See `trained_shapes`."""
+        return trained_shapes(self.content)
 
     def tensors(self) -> dict[str, StoredTensor]:
         """Parameters and buffers by the names of `TrainingState.tensors`."""
         named = {f"parameter/{name}": tensor for name, tensor in self.parameters.items()}
-        named |= {f"buffer/{name}": tensor for name, tensor in self.buffers.items()}
-        return {name: StoredTensor.of(tensor) for name, tensor in named.items()}
+        return named | {f"buffer/{name}": tensor for name, tensor in self.buffers.items()}
+
+
+def model_content(path: Path) -> dict[str, Any]:
+    """The content of a model's file.
+
+    Raises:
+        SpmdZeroCheckpointError: it can't be read, or a parallelism other than over data wrote it.
+    """
+    content = read_pt(path)
+    if not isinstance(content, dict) or not isinstance(content.get("module"), dict):
+        raise damaged(path, "it holds no DeepSpeed model (no 'module')")
+    if content.get("mp_world_size", 1) != 1:
+        raise damaged(
+            path,
+            f"tensor parallelism over {content['mp_world_size']} ranks wrote it",
+            "spmdzero is data-parallel: merge it with DeepSpeed first, and save that",
+        )
+    return content
+
+
+def trained_shapes(content: Mapping[str, Any]) -> list[dict[str, tuple[int, ...]]] | None:
+    """The shapes of the parameters, in order, in each flat group of an optimizer; None at stage 0.
+
+    At stages 1 and 2 a param group has one flat group, at stage 3 it has one or more.
+    """
+    shapes = content.get("param_shapes")
+    if shapes is None:
+        return None
+    groups = [shapes] if isinstance(shapes, dict) else shapes
+    return [{name: tuple(shape) for name, shape in group.items()} for group in groups]

@@ -1,4 +1,4 @@
-"""An optimizer's masters and states, gathered from whichever files hold them."""
+"""An optimizer's masters and states, gathered from the files that hold them."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,29 +8,29 @@ from typing import Any
 import torch
 
 from spmdzero.formats._state import StoredTensor
-from spmdzero.formats.deepspeed._flat import FlatGroup
+from spmdzero.formats.deepspeed._flat import Group
 from spmdzero.formats.deepspeed._model_file import ModelFile
 from spmdzero.formats.deepspeed._pickles import damaged
 
 Order = Sequence[Sequence[str]]
 MASTER, STEP = "fp32", "step"
-"""Among an optimizer's states: its fp32 weights, and how often it has updated them."""
+"""Names of two optimizer states: the fp32 weights, and the number of their updates."""
 NUMBER = "#"
-"""What stands before the number of a parameter whose name is not known."""
-# Choices between a torch optimizer's implementations, which say nothing about the numbers.
+"""Prefix of a parameter's number where its name is not known."""
+# Keys that choose between a torch optimizer's implementations, which don't affect results.
 _SWITCHES = ("foreach", "fused", "capturable", "params", "step", "param_names")
 
 
 @dataclasses.dataclass(kw_only=True)
 class SavedOptimizer:
-    """What an optimizer's files say.
+    """The contents of an optimizer's files.
 
     Attributes:
         model: the file of the model that it trains.
         scaler: the loss scale, as DeepSpeed pickles it or as a dict of it; None for none.
         tensors: masters and states by the names of `TrainingState.tensors`.
-        groups: the numbers of each param group, with the names of its parameters.
-        steps: the step that each parameter's state counts, 0-dim or a number.
+        groups: the hyperparameters of each param group, with the names of its parameters.
+        steps: the step in each parameter's state, 0-dim or a number.
     """
 
     model: ModelFile
@@ -40,15 +40,15 @@ class SavedOptimizer:
     steps: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def add_group(self, group: Mapping[str, Any], names: Iterable[str]) -> None:
-        """The numbers of a torch param group, which is of the parameters `names`."""
+        """Adds the hyperparameters of a torch param group with the parameters `names`."""
         kept = {key: value for key, value in group.items() if key not in _SWITCHES}
         self.groups.append(kept | {"params": list(names)})
 
     def add(self, name: str, states: Mapping[str, Any], *, file: Path) -> None:
-        """One parameter's states by slot: tensors of its shape, or single numbers.
+        """Adds one parameter's states by slot: tensors of its shape, or single numbers.
 
         Raises:
-            SpmdZeroCheckpointError: one, of `file`, has another shape.
+            SpmdZeroCheckpointError: a state, from `file`, has another shape.
         """
         for slot, value in states.items():
             if slot == STEP:
@@ -64,22 +64,22 @@ class SavedOptimizer:
 
     def add_flat(
         self,
-        group: FlatGroup,
+        group: Group,
         ranks: Sequence[Mapping[str, Any]],
         *,
         files: Sequence[Path],
         padded: bool = False,
     ) -> None:
-        """A param group's states by slot, of each rank its part of the flat tensor.
+        """Adds a param group's states by slot, given each rank's part of the flat tensor.
 
         Args:
-            group: how the parameters follow each other.
-            ranks: slot -> part, or single number, of each rank.
-            files: where each rank's are.
-            padded: there may be more elements than the parameters have.
+            group: the layout of the parameters.
+            ranks: for each rank, slot -> part, or single number.
+            files: the file of each rank.
+            padded: whether there may be more elements than the parameters have.
 
         Raises:
-            SpmdZeroCheckpointError: a slot is missing, or has another number of elements.
+            SpmdZeroCheckpointError: a slot is missing, or has a wrong number of elements.
         """
         for slot, value in ranks[0].items():
             if slot == STEP or _is_scalar(value):
@@ -104,13 +104,13 @@ class SavedOptimizer:
     def _role(self, name: str, slot: str) -> str:
         if slot != MASTER:
             return slot
-        # An fp32 parameter is its own master; the optimizer's copy is the one it updates.
+        # An fp32 parameter is its own master; the optimizer's copy is the updated one.
         own = self.model.parameters[name].dtype == torch.float32
         return "parameter" if own else "master"
 
     def _require_shape(self, name: str, slot: str, value: Any, file: Path) -> None:
         parameter = self.model.parameters.get(name)
-        expected = None if parameter is None else tuple(parameter.shape)
+        expected = None if parameter is None else parameter.shape
         found = getattr(value, "shape", type(value).__name__)
         if found != expected and not name.startswith(NUMBER):
             wanted = "is not in the model's file" if expected is None else f"has {list(expected)}"

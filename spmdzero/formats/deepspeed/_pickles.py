@@ -1,4 +1,4 @@
-"""torch's .pt files, read without running what is in them, and written in DeepSpeed's names."""
+"""torch's .pt files, read without running their contents, and written with DeepSpeed's names."""
 
 import pickle
 import re
@@ -14,8 +14,8 @@ import torch
 from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
 from spmdzero.formats._files import save_torch
 from spmdzero.formats._safe_values import SAFE, made, safe_values
+from spmdzero.formats.deepspeed._pickled_classes import STAND_INS
 from spmdzero.formats.deepspeed._scan import foreign_names
-from spmdzero.formats.deepspeed._stand_ins import STAND_INS
 
 _RESAVE = "Copy the file again from where it was written, or load an older tag"
 _RUNS = (
@@ -28,24 +28,24 @@ _VOUCH = (
 )
 _REFUSED = re.compile(r"Unsupported global: GLOBAL (\S+)")
 _TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-# What torch's unpickler ends with on bytes that are no pickle at all.
+# Errors of torch's unpickler for bytes that are no pickle at all.
 _NO_PICKLE = (ValueError, KeyError, IndexError, AssertionError, AttributeError)
 
 
 def damaged(file: Path, reason: str, fix: str = _RESAVE) -> SpmdZeroCheckpointError:
-    """That a file can't be used, and what to do instead."""
+    """The error that a file can't be used, with advice."""
     return SpmdZeroCheckpointError(file=file, reason=reason, fix=fix)
 
 
 def read_pt(path: Path) -> Any:
-    """What a .pt file holds; its tensors are mapped from the file and read when they are used.
+    """The content of a .pt file; tensors are mapped from the file and read when they are used.
 
     Only tensors, plain Python values, those of `SAFE` and the records of `STAND_INS` are made
-    (`torch.load(weights_only=True)`), so nothing in the file is ever run.
+    (`torch.load(weights_only=True)`), so that nothing in the file is ever run.
 
     Raises:
-        SpmdZeroCheckpointError: no such file, cut short or altered, or it names a class or function
-            that is not on the list.
+        SpmdZeroCheckpointError: there is no such file, it is cut short or altered, or it names a
+            class or function that is not allowed.
     """
     if not path.is_file():
         raise damaged(path, "there is no such file, and the checkpoint needs it")
@@ -54,11 +54,11 @@ def read_pt(path: Path) -> Any:
         _check_sums(path)
     try:
         with safe_values(STAND_INS), warnings.catch_warnings():
-            # torch warns of a pickle protocol that it then refuses.
+            # torch warns about a pickle protocol before it refuses it.
             warnings.simplefilter("ignore", UserWarning)
             return made(torch.load(path, map_location="cpu", mmap=mapped, weights_only=True))
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, *_NO_PICKLE) as error:
-        # torch names the first forbidden class or function that it meets.
+        # torch's error names only the first forbidden class or function.
         unknown = sorted(set(foreign_names(path)) - STAND_INS.keys() - SAFE.keys() - _vouched())
         unknown = unknown or _REFUSED.findall(str(error))
         if unknown:
@@ -67,11 +67,11 @@ def read_pt(path: Path) -> Any:
 
 
 def write_pt(value: Any, path: Path) -> None:
-    """Writes a .pt file in which the records of `STAND_INS` bear their names in DeepSpeed.
+    """Writes a .pt file in which the records of `STAND_INS` have their DeepSpeed names.
 
     Raises:
         OSError: no space, or no permission.
-        SpmdZeroUsageError: it holds what can't be pickled.
+        SpmdZeroUsageError: `value` holds an object that can't be pickled.
     """
     try:
         save_torch(value, path, pickle_module=_DEEPSPEED_NAMES)
@@ -84,7 +84,7 @@ def write_pt(value: Any, path: Path) -> None:
 
 
 def _check_sums(path: Path) -> None:
-    # A mapped file is read without its checksums being looked at.
+    # A mapped file is read without checking its checksums.
     try:
         with zipfile.ZipFile(path) as archive:
             bad = archive.testzip()
@@ -95,7 +95,7 @@ def _check_sums(path: Path) -> None:
 
 
 def _vouched() -> set[str]:
-    """What the user has called safe, by name."""
+    """Names of the classes and functions that the user has declared safe."""
     found = torch.serialization.get_safe_globals()
     return {
         item[1] if isinstance(item, tuple) else f"{item.__module__}.{item.__qualname__}"
@@ -104,7 +104,7 @@ def _vouched() -> set[str]:
 
 
 def _first_line(error: BaseException) -> str:
-    # torch writes for terminals, and what is wrong comes after its advice to trust the file.
+    # torch writes for terminals, and puts the error after its advice to trust the file.
     lines = _TERMINAL.sub("", str(error)).strip().splitlines() or [""]
     own = [line.strip() for line in lines if "WeightsUnpickler error: " in line]
     text = own[0].removeprefix("WeightsUnpickler error: ") if own else lines[0]
@@ -114,13 +114,13 @@ def _first_line(error: BaseException) -> str:
 _NAMES = {stand_in: name.rpartition(".") for name, stand_in in STAND_INS.items()}
 
 
-# It is the pickler in Python, whose opcodes can be chosen.
+# Use pickle's Python class, in which opcodes can be chosen.
 class _Pickler(pickle._Pickler):
     def save_global(self, obj: Any, name: str | None = None) -> None:
         if obj not in _NAMES:
             super().save_global(obj, name)  # type: ignore[missing-attribute]
             return
-        # pickle would look the name up, and DeepSpeed need not be installed.
+        # pickle would look the name up, but DeepSpeed need not be installed.
         module, _, attribute = _NAMES[obj]
         opcode = pickle.GLOBAL + f"{module}\n{attribute}\n".encode()
         self.write(opcode)  # type: ignore[missing-attribute]

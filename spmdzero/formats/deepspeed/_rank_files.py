@@ -1,4 +1,4 @@
-"""Reads what DeepSpeed's ranks wrote under ZeRO-1/2, one file each."""
+"""Reads the files of DeepSpeed's ranks under ZeRO-1/2, one per rank."""
 
 import re
 from collections.abc import Mapping
@@ -14,10 +14,30 @@ RANK_FILE = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_00_?optim_st
 _MASTERS = "single_partition_of_fp32_groups"
 
 
-def rank_files(folder: Path) -> dict[int, Path]:
-    """Rank -> its file, in order."""
-    found = ((RANK_FILE.fullmatch(path.name), path) for path in folder.iterdir())
+def rank_files(folder: Path, named: re.Pattern[str] = RANK_FILE) -> dict[int, Path]:
+    """Rank -> its file, in order; by default the one with its part of the optimizer."""
+    found = ((named.fullmatch(path.name), path) for path in folder.iterdir())
     return dict(sorted((int(name[1]), path) for name, path in found if name))
+
+
+def every_rank(found: Mapping[int, Path], ranks: int, called: Path) -> list[Path]:
+    """The files of all ranks that saved, in order.
+
+    Args:
+        found: rank -> its file.
+        ranks: number of ranks that saved.
+        called: the name of such a file, with ``{}`` for the rank.
+
+    Raises:
+        SpmdZeroCheckpointError: a file is missing.
+    """
+    for rank in range(ranks):
+        if rank not in found:
+            raise damaged(
+                called.with_name(called.name.format(rank)),
+                f"the file of rank {rank} is missing, {ranks} ranks saved",
+            )
+    return [found[rank] for rank in range(ranks)]
 
 
 def read_ranks(folder: Path, model: ModelFile) -> SavedOptimizer:
@@ -28,20 +48,8 @@ def read_ranks(folder: Path, model: ModelFile) -> SavedOptimizer:
     """
     found = rank_files(folder)
     expected = int(model.content.get("dp_world_size") or len(found))
-    for rank in range(expected):
-        if rank not in found:
-            raise damaged(
-                folder / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt",
-                f"the file of rank {rank} is missing, {expected} ranks saved",
-            )
-    files = [found[rank] for rank in range(expected)]
+    files = every_rank(found, expected, folder / "zero_pp_rank_{}_mp_rank_00_optim_states.pt")
     ranks = [_optimizer_state(file) for file in files]
-    if int(ranks[0].get("zero_stage", 1)) > 2:
-        raise damaged(
-            files[0],
-            "ZeRO-3 wrote it, which partitions parameters",
-            "Take its weights by DeepSpeed's zero_to_fp32.py and start from them",
-        )
     saved = SavedOptimizer(model=model, scaler=ranks[0].get("loss_scaler"))
     for index, shapes in enumerate(model.trained or ()):
         gaps = ranks[0].get("param_alignment_paddings")
@@ -67,10 +75,10 @@ def _optimizer_state(path: Path) -> dict[str, Any]:
 
 
 def _base_state(state: Mapping[str, Any], index: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One group's states and numbers of one rank."""
+    """The states and the hyperparameters of one group, from one rank."""
     base = state["base_optimizer_state"]
     if isinstance(base, list):
-        # `elastic_checkpoint`: a state for each group, and the step beside them.
+        # `elastic_checkpoint`: a state for each group, and the step in a separate key.
         step = state.get("base_optimizer_state_step")
         return base[index] if step is None else base[index] | {STEP: step}, {}
     group = base["param_groups"][index]

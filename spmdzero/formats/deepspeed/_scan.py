@@ -8,9 +8,9 @@ _PLAIN = ("torch", "collections", "_codecs")
 
 
 def foreign_names(path: Path) -> list[str]:
-    """What a .pt file's pickle names, ``module.name``, apart from torch's own; sorted.
+    """The sorted names, ``module.name``, in the pickle of a .pt file, without torch's own.
 
-    Every pickle protocol, zipped or not: for messages about a file that torch has refused.
+    Reads every pickle protocol, zipped or not: for messages about a file that torch has refused.
     """
     found: set[str] = set()
     for data in _pickles(path):
@@ -49,6 +49,6 @@ def _names(data: bytes) -> set[str]:
                 elif kind in ("BINGET", "LONG_BINGET", "GET"):
                     texts.append(memo.get(int(argument), ""))  # type: ignore[arg-type]
         except ValueError:
-            # No more pickles: what follows in an old .pt file are the storages' bytes.
+            # There are no more pickles: in an old .pt file the storages' bytes follow.
             break
     return found

@@ -1,22 +1,22 @@
-"""A schedule that is ahead of its run, put where DeepSpeed's would be."""
+"""Moves a schedule that is ahead of its run to the position of DeepSpeed's."""
 
 import dataclasses
 
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.formats._state import TrainingState
 
-# Where DeepSpeed's schedules and torch's keep how far they are.
+# Keys under which DeepSpeed's schedules and torch's keep their positions.
 _POSITIONS = ("last_batch_iteration", "last_epoch", "_step_count")
 
 
 def without_debt(state: TrainingState) -> TrainingState:
-    """The same, its schedule moved back by the steps that it owes for skipped ones.
+    """The same state with its schedule moved back by the steps that it owes for skipped ones.
 
-    spmdzero's engine holds such a schedule back later (`ScheduleHold`); DeepSpeed's has no debt,
+    spmdzero's engine holds such a schedule back later (`ScheduleHold`); DeepSpeed's knows no debt,
     and would stay ahead.
 
     Raises:
-        SpmdZeroUsageError: the schedule is made of others, whose positions can't be told.
+        SpmdZeroUsageError: the schedule consists of others, whose positions aren't known.
     """
     host, hold = state.host, state.host.hold
     owed = (host.skipped or 0) - hold["held"] if hold is not None else 0
@@ -31,7 +31,7 @@ def without_debt(state: TrainingState) -> TrainingState:
     schedule |= {key: schedule[key] - owed for key in _POSITIONS if key in schedule}
     groups, passed = host.param_groups, hold["groups"]
     if groups is not None and passed:
-        # The latest position passed is the current one where the schedule has not moved on since.
+        # If the schedule has not moved on since, the latest recorded position is the current one.
         back = owed - (1 if hold["moved"] else 0)
         then = passed[min(back, len(passed) - 1)]
         groups = [group | old for group, old in zip(groups, then, strict=True)]

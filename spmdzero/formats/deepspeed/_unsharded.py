@@ -1,4 +1,4 @@
-"""Reads what DeepSpeed wrote at stage 0: the optimizer's state is in the model's file."""
+"""Reads DeepSpeed's stage 0, where the model's file has the optimizer's state."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,13 +9,13 @@ from spmdzero.formats.deepspeed._optimizer import MASTER, NUMBER, Order, SavedOp
 
 
 def read_unsharded(model: ModelFile, order: Order | None) -> SavedOptimizer:
-    """The optimizer states of a torch optimizer, and the masters of a 16-bit one.
+    """The states of a torch optimizer, and the masters of a 16-bit one.
 
     Args:
         model: the model's file.
-        order: the parameters' names in each param group, which the file doesn't tell; None takes
-            the model's order for a file of one group. Where this is not the order of the file,
-            states and masters are named by number, ``#0``, and serve to be looked at.
+        order: the parameters' names in each param group, which the file doesn't have; None takes
+            the model's order for a file with one group. If this is not the order of the file,
+            states and masters are named by number, ``#0``, which suffices to look at them.
 
     Raises:
         SpmdZeroCheckpointError: the file has other shapes than the parameters of `order`.
@@ -23,8 +23,8 @@ def read_unsharded(model: ModelFile, order: Order | None) -> SavedOptimizer:
     optimizer = model.content["optimizer"]
     base = optimizer.get("optimizer_state_dict", optimizer)
     groups, states = base["param_groups"], base["state"]
-    # DeepSpeed's fused fp16 optimizer has a flat tensor for each group, others one, and with 16-bit
-    # parameters an fp32 copy, for each parameter.
+    # DeepSpeed's fused fp16 optimizer has a flat tensor per group. Others have one state per
+    # parameter and, for 16-bit parameters, an fp32 copy of each.
     flat, copies = optimizer.get("fp32_groups_flat"), optimizer.get("fp32_groups")
     if order is None and len(groups) == 1:
         order = [list(model.parameters)]
@@ -35,7 +35,7 @@ def read_unsharded(model: ModelFile, order: Order | None) -> SavedOptimizer:
     for index, (names, group) in enumerate(zip(order, groups, strict=True)):
         saved.add_group(group, names)
         if flat is not None:
-            shapes = {name: tuple(model.parameters[name].shape) for name in names}
+            shapes = {name: model.parameters[name].shape for name in names}
             layout = FlatGroup(shapes=shapes, gaps=(0,) * len(shapes))
             slots = {MASTER: flat[index], **states.get(group["params"][0], {})}
             saved.add_flat(layout, [slots], files=[model.path])

@@ -1,53 +1,60 @@
-"""Writes a training state for a run of real DeepSpeed to go on with."""
+"""Writes a training state that a run of DeepSpeed can continue."""
 
 import contextlib
 import shutil
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from spmdzero.errors import SpmdZeroCheckpointError
+from spmdzero.formats.deepspeed._flat import Partition
 from spmdzero.formats.deepspeed._host import loss_scaler
 from spmdzero.formats.deepspeed._model_file import MODEL_FILE
+from spmdzero.formats.deepspeed._pickled_classes import FragmentAddress, ZeroStageEnum
 from spmdzero.formats.deepspeed._pickles import write_pt
 from spmdzero.formats.deepspeed._read import recognises
-from spmdzero.formats.deepspeed._stand_ins import FragmentAddress, ZeroStageEnum
 from spmdzero.formats.deepspeed._target import VERSION, Target
 from spmdzero.formats.deepspeed._universal import GLOBAL_STATE, STATES
 
 
 def write_regular(target: Target, folder: Path) -> None:
-    """Writes what the ranks of `target` would have written under ZeRO-1/2.
+    """Writes the files that the ranks of `target` would have written at its stage.
 
-    DeepSpeed loads it by `engine.load_checkpoint` with exactly that many ranks. One rank's part of
-    the states is in memory at a time.
+    DeepSpeed loads them by `engine.load_checkpoint` with exactly that number of ranks. Only one
+    rank's part of the states is in memory at a time.
 
     Args:
         target: the state and the run.
-        folder: `<save_dir>/<tag>`; it appears when it is complete, and replaces one of its name.
+        folder: `<save_dir>/<tag>`; it appears when it is complete, and replaces one of that name.
 
     Raises:
         SpmdZeroCheckpointError: no space, no permission, or `folder` holds something else.
     """
     prefix = "bf16_" if target.bf16 else ""
     with _appearing(folder) as new:
-        write_pt(target.model_file(), new / MODEL_FILE)
+        if target.stage < 3:
+            write_pt(target.model_file(), new / MODEL_FILE)
         for rank in range(target.ranks):
-            name = f"{prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
-            write_pt(_rank_file(target, rank), new / name)
+            of_rank = f"zero_pp_rank_{rank}_mp_rank_00"
+            if target.stage == 3:
+                write_pt(target.model_file_of(rank), new / f"{of_rank}_model_states.pt")
+            write_pt(_rank_file(target, rank), new / f"{prefix}{of_rank}_optim_states.pt")
 
 
 def write_universal(target: Target, folder: Path) -> None:
-    """Writes DeepSpeed's universal format: a folder for each parameter, whole tensors.
+    """Writes DeepSpeed's universal format: a folder per parameter, with whole tensors.
 
-    DeepSpeed of any number of ranks loads it with ``"checkpoint": {"load_universal": true}``. One
-    tensor is in memory at a time, apart from the module's weights.
+    DeepSpeed loads it with any number of ranks, at any stage, by
+    ``"checkpoint": {"load_universal": true}``. Only one tensor is in memory at a time, apart from
+    the module's weights.
 
     Args and Raises: as `write_regular`.
     """
     with _appearing(folder) as new:
         write_pt(target.model_file(), new / MODEL_FILE)
+        # DeepSpeed's stage 3 reads the counters from this file.
+        write_pt(target.model_file_of(0), new / "zero_pp_rank_0_mp_rank_00_model_states.pt")
         for group in target.flat:
             for name in group.shapes:
                 at = new / STATES / name
@@ -60,76 +67,90 @@ def write_universal(target: Target, folder: Path) -> None:
                     write_pt(content, at / f"{slot}.pt")
                 for key, value in target.step.items() if name in target.slots else ():
                     write_pt(value, at / f"{key}.pt")
-        shared = _global_state(target) | {"param_groups": _param_groups(target)}
+        shared = _global_state(target) | _base_optimizer(target, [dict(target.step)])
+        shared["param_groups"] = shared["optimizer_state_dict"]["param_groups"]
         write_pt(shared, new / STATES / GLOBAL_STATE)
 
 
 def _rank_file(target: Target, rank: int) -> dict[str, Any]:
-    """The contents of one rank's file (DeepSpeed, runtime/zero/stage_1_and_2.py, `state_dict`)."""
-    tensors = target.state.tensors
+    """The content of one rank's file (DeepSpeed, `state_dict` of each stage's optimizer)."""
     parts = [group.partition(rank, target.ranks) for group in target.flat]
-    states: dict[int, dict[str, Any]] = {}
-    for index, part in enumerate(parts):
-        shapes = part.group.shapes
-        slots = target.slots.get(next(iter(shapes)), ())
-        # A step without states would keep torch's optimizers from making their own.
-        states[index] = dict(target.step) if slots else {}
-        for slot in slots:
-            stored = {name: tensors[f"{slot}/{name}"] for name in shapes}
-            if all(tensor.shape == shapes[name] for name, tensor in stored.items()):
-                states[index][slot] = part.filled(stored)
-            else:
-                states[index][slot] = next(iter(stored.values())).whole().float()
-    state = _global_state(target) | {
-        "base_optimizer_state": {"state": states, "param_groups": _param_groups(target)},
-        # Padding at the end is left out of the weights, and kept in the states.
-        "single_partition_of_fp32_groups": [
-            part.filled({n: target.master(n) for n in part.group.shapes})[: part.used].clone()
-            for part in parts
-        ],
-        "group_paddings": [part.size - part.used for part in parts],
-        "param_slice_mappings": [
-            OrderedDict(
-                (name, FragmentAddress(numel=stop - start, start=place))
-                for name, start, stop, place in part.pieces()
-            )
-            for part in parts
-        ],
-    }
+    masters = [part.filled({n: target.master(n) for n in part.shapes}) for part in parts]
+    base = _base_optimizer(target, [_states(target, part) for part in parts])
+    if target.stage == 3:
+        content = base | {"fp32_flat_groups": masters}
+    else:
+        content = {
+            "base_optimizer_state": base["optimizer_state_dict"],
+            # The weights don't have the padding at the end, but the states do.
+            "single_partition_of_fp32_groups": [
+                master[: part.used].clone() for part, master in zip(parts, masters, strict=True)
+            ],
+            "group_paddings": [part.size - part.used for part in parts],
+            "param_slice_mappings": [
+                OrderedDict(
+                    (name, FragmentAddress(numel=stop - start, start=place))
+                    for name, start, stop, place in part.pieces
+                )
+                for part in parts
+            ],
+        }
     return {
-        "optimizer_state_dict": state,
+        "optimizer_state_dict": _global_state(target) | content,
         "ds_config": dict(target.config),
         "ds_version": VERSION,
     }
 
 
+def _states(target: Target, part: Partition) -> dict[str, Any]:
+    """The states of one flat tensor."""
+    tensors = target.state.tensors
+    slots = target.slots.get(next(iter(part.shapes)), ())
+    # A step without further states would keep torch's optimizers from making their own.
+    states: dict[str, Any] = dict(target.step) if slots else {}
+    for slot in slots:
+        stored = {name: tensors[f"{slot}/{name}"] for name in part.shapes}
+        if all(tensor.shape == part.shapes[name] for name, tensor in stored.items()):
+            states[slot] = part.filled(stored)
+        else:
+            states[slot] = next(iter(stored.values())).whole().float()
+    return states
+
+
 def _global_state(target: Target) -> dict[str, Any]:
-    """What is the same in all of the optimizer's files."""
+    """The values that are the same in all of the optimizer's files."""
     scaler = target.state.host.scaler
-    state = {
+    state: dict[str, Any] = {
         "overflow": False,
         "zero_stage": ZeroStageEnum(target.stage),
-        "param_alignment_paddings": [list(group.gaps) for group in target.flat],
-        "partition_count": [target.ranks for _ in target.flat],
         "ds_version": VERSION,
     }
-    if scaler is None:
-        return state  # DeepSpeed keeps the scaler that its config asks for
+    if target.stage == 3:
+        state["partition_count"] = target.ranks
+    else:
+        state["partition_count"] = [target.ranks for _ in target.flat]
+        state["param_alignment_paddings"] = [[0] * len(group.shapes) for group in target.flat]
+    if scaler is None and target.stage < 3:
+        return state  # DeepSpeed keeps the scaler of its config, except at stage 3
     record = loss_scaler(scaler)
     return state | {"loss_scaler": record, "dynamic_loss_scale": record.dynamic}
 
 
-def _param_groups(target: Target) -> list[dict[str, Any]]:
-    # DeepSpeed's own Adam needs the key, torch's has it not and lets it pass.
-    return [
-        ({"bias_correction": True} if "betas" in group else {}) | group | {"params": [index]}
-        for index, group in enumerate(target.groups)
-    ]
+def _base_optimizer(target: Target, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """torch's state of the optimizer, for flat tensors with these `states`."""
+    groups, first = [], 0
+    for group, layouts in zip(target.groups, target.layouts, strict=True):
+        # DeepSpeed's own Adam needs the key; torch's doesn't have it and ignores it.
+        more = {"bias_correction": True} if "betas" in group else {}
+        groups.append(more | group | {"params": list(range(first, first + len(layouts)))})
+        first += len(layouts)
+    state = {"state": dict(enumerate(states)), "param_groups": groups}
+    return {"optimizer_state_dict": state}
 
 
 @contextlib.contextmanager
 def _appearing(folder: Path) -> Iterator[Path]:
-    """A new folder, which takes the place of `folder` if all goes well and is removed if not."""
+    """A new folder that replaces `folder` if the body succeeds, and is removed if not."""
     if folder.is_dir() and any(folder.iterdir()) and not recognises(folder):
         raise SpmdZeroCheckpointError(
             file=folder,

@@ -1,4 +1,4 @@
-"""A training state as `torch.distributed.checkpoint` keeps one, for FSDP and other trainers."""
+"""A training state in the format of `torch.distributed.checkpoint`, for FSDP and other trainers."""
 
 import warnings
 from pathlib import Path
@@ -23,15 +23,15 @@ def write_dcp(
 ) -> None:
     """Writes the state under the names of `torch.distributed.checkpoint.state_dict`.
 
-    ``model.<name>`` are the weights, ``optim.state.<name>.<slot>`` the optimizer's states and
-    ``optim.param_groups`` its numbers: what `dcp.load` puts into
-    ``{"model": model.state_dict(), "optim": get_optimizer_state_dict(model, optimizer)}``, with
-    `DefaultLoadPlanner(allow_partial_load=True)`: torch's groups have switches beside the numbers.
-    One tensor is in memory at a time.
+    ``model.<name>`` are the weights, ``optim.state.<name>.<slot>`` the optimizer's states, and
+    ``optim.param_groups`` its hyperparameters. `dcp.load` reads them into
+    ``{"model": model.state_dict(), "optim": get_optimizer_state_dict(model, optimizer)}`` with
+    `DefaultLoadPlanner(allow_partial_load=True)`, because torch's groups have further switches.
+    Only one tensor is in memory at a time.
 
     Args:
-        state: what to write.
-        folder: where; made if need be.
+        state: the state to write.
+        folder: the target; created if need be.
         dtype, exclude: of the weights, as in `Weights.of`.
 
     Raises:
@@ -54,7 +54,7 @@ def write_dcp(
         content["optim"] = {"state": states, "param_groups": state.host.param_groups}
     folder.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
-        # That one process saves is meant, and the other is about torch's own code.
+        # torch warns that only one process saves, which is intended, and about its own code.
         warnings.filterwarnings("ignore", "torch.distributed is|TypedStorage is", UserWarning)
         dcp.save(
             content,
@@ -65,7 +65,7 @@ def write_dcp(
 
 
 def _without_elements(tensor: StoredTensor) -> torch.Tensor:
-    # What is to be written is planned by shape; it is read when its turn comes.
+    # The write is planned by shapes; each tensor is read when its turn comes.
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 

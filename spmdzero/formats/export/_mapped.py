@@ -1,4 +1,4 @@
-"""Tensors that are in a file instead of in memory, for what must have all of them at once."""
+"""Tensors in a file instead of in memory, for code that needs all of them at once."""
 
 import mmap
 import os
@@ -10,19 +10,20 @@ from spmdzero.formats._state import StoredTensor
 
 
 def mapped(tensor: StoredTensor) -> torch.Tensor:
-    """All of `tensor`, `[*shape]` on the CPU, in a file without a name in `tempfile.gettempdir()`.
+    """The whole `tensor`, `[*shape]` on the CPU, in a nameless file in `tempfile.gettempdir()`.
 
-    The system keeps of it in memory what there is room for, and the file goes with the tensor.
+    The system keeps as much of it in memory as there is room for; the file lives as long as the
+    tensor.
 
     Raises:
-        OSError: that folder has no space, or none can be written there.
+        OSError: that folder has no space, or can't be written.
     """
     whole = tensor.whole()
     if not tensor.size:
         return whole
     try:
         with tempfile.TemporaryFile() as file:
-            # A page that the disk has no room for would end the process when it is written to.
+            # Reserve the space: writing a page without space on the disk would end the process.
             os.posix_fallocate(file.fileno(), 0, tensor.size)
             memory = mmap.mmap(file.fileno(), tensor.size)
     except OSError as error:

@@ -19,19 +19,19 @@ def write_safetensors(
 ) -> list[Path]:
     """Writes `model.safetensors`, or several files and `model.safetensors.index.json`.
 
-    One tensor is in memory at a time. Tied parameters are written once, under their first name, as
-    `transformers` does; what loads the files ties them again.
+    Only one tensor is in memory at a time. Tied parameters are written once, under their first
+    name, as `transformers` does; the loading program ties them again.
 
     Args:
-        weights: what to write.
-        folder: where; made if need be.
+        weights: the weights to write.
+        folder: the target; created if need be.
         max_shard_size: of a file: ``"5GB"`` (10**9 bytes each), ``"500MiB"`` (2**20) or a number.
             A larger tensor gets a file of its own.
 
     Returns the files with tensors, in order.
 
     Raises:
-        SpmdZeroUsageError: a size that can't be read, or a dtype that safetensors has not.
+        SpmdZeroUsageError: the size can't be read, or safetensors doesn't have a dtype.
         OSError: no space, no permission, ...
     """
 
@@ -49,18 +49,18 @@ def write_safetensors(
 def write_state_dict(
     weights: Weights, target: Path, *, max_shard_size: int | str = "5GB"
 ) -> list[Path]:
-    """Writes what `torch.load(weights_only=True)` reads and `load_state_dict` takes.
+    """Writes a state dict for `torch.load(weights_only=True)` and `load_state_dict`.
 
-    Tied parameters are in it under each of their names, as one tensor.
+    It has tied parameters under each of their names, as one tensor.
 
     Args:
-        weights: what to write.
-        target: one file, if it is called so (``.bin``, ``.pt``, ``.pth``); else a folder for
+        weights: the weights to write.
+        target: a file if it has a suffix for one (``.bin``, ``.pt``, ``.pth``), else a folder for
             `pytorch_model.bin`, or several files and `pytorch_model.bin.index.json`.
         max_shard_size: of a file in a folder, as for `write_safetensors`.
 
-    One tensor is in memory at a time; what a file will hold is in the system's temporary folder
-    before.
+    Only one tensor is in memory at a time; those of a file are first put into the system's
+    temporary folder.
 
     Returns and raises as `write_safetensors`.
     """
@@ -82,7 +82,7 @@ def _write_files(
     write: Callable[[Weights, Path], Iterable[str]],
     max_shard_size: int | str,
 ) -> list[Path]:
-    """`whole`, or several files named after it and their index; `write` returns its keys."""
+    """Writes `whole`, or several files named after it and an index; `write` returns its keys."""
     parts = _parts(weights, _bytes_of(max_shard_size))
     whole.parent.mkdir(parents=True, exist_ok=True)
     files: list[Path] = []
@@ -107,7 +107,7 @@ def _bytes_of(size: int | str) -> int:
 
 
 def _parts(weights: Weights, limit: int) -> list[Weights]:
-    """The weights, in order, cut where a file would have more than `limit` bytes."""
+    """The weights, in order, split where a file would have more than `limit` bytes."""
     parts: list[list[str]] = [[]]
     held = 0
     for name, tensor in weights.tensors.items():

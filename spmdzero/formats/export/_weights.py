@@ -20,10 +20,10 @@ _DTYPES = {
 
 
 def dtype_called(name: str) -> torch.dtype:
-    """The dtype of a name such as ``"bf16"``.
+    """The dtype for a name such as ``"bf16"``.
 
     Raises:
-        SpmdZeroUsageError: an unknown name.
+        SpmdZeroUsageError: the name is unknown.
     """
     if name not in _DTYPES:
         raise SpmdZeroUsageError(f"dtype {name!r}: write one of {', '.join(_DTYPES)}")
@@ -32,11 +32,11 @@ def dtype_called(name: str) -> torch.dtype:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Weights:
-    """What a module's state dict holds, to be read tensor by tensor.
+    """The contents of a module's state dict, which are read tensor by tensor.
 
     Attributes:
-        tensors: state dict key -> tensor, tied ones once.
-        tied: further key of a tied parameter -> the one it is under.
+        tensors: state dict key -> tensor; tied ones once.
+        tied: further key of a tied parameter -> the key that has it.
     """
 
     tensors: Mapping[str, StoredTensor]
@@ -55,7 +55,7 @@ class Weights:
         Args:
             state: the training state.
             dtype: of floating-point tensors; fp32 takes a parameter from its master weights, which
-                hold more digits than itself. None leaves every tensor in the dtype it trains in.
+                have more digits. None leaves every tensor in the dtype in which it trains.
             exclude: names of parameters to leave out.
         """
         chosen: dict[str, StoredTensor] = {}
@@ -65,20 +65,20 @@ class Weights:
                 continue
             if dtype == torch.float32:
                 tensor = state.tensors.get(f"master/{name}", tensor)
-            chosen[name] = tensor if dtype is None else as_dtype(tensor, dtype)
+            chosen[name] = tensor if dtype is None else tensor.as_dtype(dtype)
         return cls(tensors=chosen, tied=state.host.tied).only(chosen)
 
     def only(self, names: Iterable[str]) -> "Weights":
-        """Those of these names, and what is tied to them."""
+        """The weights with these names, and the keys tied to them."""
         chosen = {name: self.tensors[name] for name in names}
         tied = {alias: name for alias, name in self.tied.items() if name in chosen}
         return Weights(tensors=chosen, tied=tied)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """All of it, tied parameters as one tensor under each of their keys.
+        """The whole state dict, with tied parameters as one tensor under each of their keys.
 
-        One tensor is read into memory at a time; all are in files of the system's temporary folder
-        (`tempfile.gettempdir()`), which go with them.
+        Only one tensor is read into memory at a time; all are in files in the system's temporary
+        folder (`tempfile.gettempdir()`), which live as long as the tensors.
 
         Raises:
             OSError: that folder has no space.
@@ -88,18 +88,9 @@ class Weights:
 
 
 def frozen_names(state: TrainingState) -> frozenset[str]:
-    """The parameters that no optimizer of `state` trains; none if it has no optimizer."""
+    """Names of the parameters that no optimizer of `state` trains; empty if it has none."""
     names = {key.partition("/")[2] for key in state.tensors if key.startswith("parameter/")}
     groups = state.host.param_groups
     if groups is None:
         return frozenset()
     return frozenset(names - {name for group in groups for name in group["params"]})
-
-
-def as_dtype(tensor: StoredTensor, dtype: torch.dtype) -> StoredTensor:
-    """`tensor`, cast while it is read if it is of floating point; integers stay what they are."""
-    if not tensor.dtype.is_floating_point or tensor.dtype == dtype:
-        return tensor
-    return dataclasses.replace(
-        tensor, dtype=dtype, read=lambda box: tensor.read(box).to(dtype).contiguous()
-    )

@@ -1,4 +1,4 @@
-"""spmdzero's own checkpoint format: each process writes what it holds, a commit file vouches."""
+"""spmdzero's own checkpoint format: each process writes its part, and a commit file vouches."""
 
 from spmdzero.formats.native._folder import complete_tags, is_foreign, newest_complete
 from spmdzero.formats.native._manifest import COMMIT

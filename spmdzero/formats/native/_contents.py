@@ -1,4 +1,4 @@
-"""What the files of a native checkpoint hold."""
+"""The contents of a native checkpoint's files."""
 
 import math
 import re
@@ -17,13 +17,13 @@ _FILE = r"(?:tensors|state)-{nonce}-[0-9]{{5}}-of-[0-9]{{5}}\.(?:safetensors|pt)
 
 @dataclass(frozen=True, kw_only=True)
 class FileEntry:
-    """What is known of one file.
+    """The size and checksum of one file.
 
     Attributes:
         size: in bytes.
         checksum: of its first `checked` bytes.
-        checked: all of a file of host state; of a file of tensors, whose pieces have checksums of
-            their own, the header.
+        checked: the whole size for a file of host state; the header's size for a file of tensors,
+            whose pieces have their own checksums.
     """
 
     size: int
@@ -33,13 +33,13 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Where one part of a tensor stands in the files of a checkpoint.
+    """The place of one part of a tensor in a checkpoint's files.
 
     Attributes:
         file: the file's name.
-        offset: of its first byte.
-        box: which part of the tensor.
-        checksum: of its bytes.
+        offset: of the first byte.
+        box: the part of the tensor.
+        checksum: of the bytes.
     """
 
     file: str
@@ -50,14 +50,14 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorEntry:
-    """One tensor and where its pieces stand."""
+    """One tensor and the places of its pieces."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     pieces: tuple[Piece, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` reads."""
+        """The entry as JSON values for `from_json`."""
         pieces = [[p.file, p.offset, p.box, p.checksum] for p in self.pieces]
         return {"dtype": CODES[self.dtype], "shape": self.shape, "pieces": pieces}
 
@@ -68,7 +68,7 @@ class TensorEntry:
             shape=tuple(entry["shape"]),
             dtype=DTYPES[entry["dtype"]],
             pieces=tuple(
-                # A thousand pieces stand in each file.
+                # Intern the name: each file has about a thousand pieces.
                 Piece(sys.intern(file), offset, tuple((start, stop) for start, stop in box), digest)
                 for file, offset, box, digest in entry["pieces"]
             ),
@@ -77,12 +77,12 @@ class TensorEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What the files of a checkpoint hold, or those of one of the processes that save it.
+    """The contents of a checkpoint's files, or of those that one of the saving processes wrote.
 
     Attributes:
         states: the files of host state, in the order of the processes.
-        files: all files by name, without the manifest itself.
-        tensors: by name; all of them, with the pieces that are in the files.
+        files: all files by name, except the manifest itself.
+        tensors: all tensors by name, with the pieces that are in the files.
     """
 
     states: tuple[str, ...]
@@ -91,7 +91,7 @@ class Contents:
 
     @classmethod
     def joined(cls, parts: list["Contents"]) -> "Contents":
-        """That of all processes, in their order."""
+        """The contents of all processes' files, in their order."""
         return cls(
             states=tuple(name for part in parts for name in part.states),
             files={name: entry for part in parts for name, entry in part.files.items()},
@@ -106,7 +106,7 @@ class Contents:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` reads."""
+        """The contents as JSON values for `from_json`."""
         return {
             "states": self.states,
             "files": {name: vars(entry) for name, entry in self.files.items()},
@@ -115,7 +115,7 @@ class Contents:
 
     @classmethod
     def from_json(cls, table: dict[str, Any]) -> "Contents":
-        """The contents that `to_json` wrote; other keys of the table are left alone."""
+        """The contents that `to_json` wrote; other keys of the table are ignored."""
         return cls(
             states=tuple(table["states"]),
             files={name: FileEntry(**entry) for name, entry in table["files"].items()},
@@ -123,10 +123,10 @@ class Contents:
         )
 
     def check(self, *, nonce: str) -> None:
-        """Returns if it is of the files of this nonce alone, and their parts make the tensors.
+        """Checks that only files of this nonce are named, and that their pieces form the tensors.
 
         Raises:
-            ValueError: it names another file, or parts that are in none.
+            ValueError: another file is named, or pieces are missing.
         """
         files, own = self.files, re.compile(_FILE.format(nonce=nonce))
         require(bool(self.states), "it has no host state")
@@ -152,7 +152,7 @@ class Contents:
 
 
 def require(holds: bool, otherwise: str) -> None:
-    """Raises ValueError otherwise."""
+    """Raises ValueError with the text `otherwise` unless `holds`."""
     if not holds:
         raise ValueError(otherwise)
 

@@ -1,4 +1,4 @@
-"""A folder of native checkpoints: which are complete, and what may be deleted."""
+"""A folder of native checkpoints: which are complete, and which may be deleted."""
 
 import contextlib
 import logging
@@ -26,11 +26,11 @@ logger = logging.getLogger("spmdzero")
 
 @dataclass(frozen=True)
 class CompleteTag:
-    """A folder that holds a complete checkpoint, under whatever name.
+    """A folder with a complete checkpoint, under any name.
 
     Attributes:
         path: the folder.
-        manifest: what it holds.
+        manifest: that of the checkpoint.
     """
 
     path: Path
@@ -38,19 +38,19 @@ class CompleteTag:
 
     @property
     def tag(self) -> str:
-        """The folder's name, by which it is loaded."""
+        """The folder's name, under which it is loaded."""
         return self.path.name
 
     @property
     def is_itself(self) -> bool:
-        """Whether it is where it was saved: no copy, no link, not renamed."""
+        """Whether the folder is where it was saved: no copy, no link, not renamed."""
         return self.manifest.tag == self.tag and not self.path.is_symlink()
 
 
 def complete_tags(folder: Path) -> list[CompleteTag]:
-    """Checkpoints whose commit is valid and whose files have their sizes, newest first.
+    """Checkpoints with a valid commit and files of the right sizes, newest first.
 
-    Of two copies of one checkpoint the one that was saved under its name comes first.
+    The copy of a checkpoint that has the name under which it was saved comes before others.
     """
     found = []
     for path in _folders(folder):
@@ -63,22 +63,22 @@ def complete_tags(folder: Path) -> list[CompleteTag]:
 
 
 def newest_complete(folder: Path, *, but: str | None = None) -> str | None:
-    """The newest tag in `complete_tags`, for an error to name; None if there is none.
+    """The newest tag in `complete_tags`, to be named in an error; None if there is none.
 
-    Its tensors are not read: they are many gigabytes, and are checked when it is loaded.
+    Its tensors are not read: they are many gigabytes, and loading checks them.
 
     Args:
         folder: of the checkpoints.
         but: the tag that the error is about.
     """
     others = (found for found in complete_tags(folder) if found.tag != but)
-    # A link to the tag that the error is about is no other one.
+    # A link to the tag that the error is about doesn't count as another one.
     about = (folder / but).resolve() if but else None
     return next((found.tag for found in others if found.path.resolve() != about), None)
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether a tag's folder holds something, and nothing of what a save of ours leaves."""
+    """Whether a tag's folder has files, but none that a save of spmdzero's leaves."""
     names = os.listdir(path)
     return bool(names) and not any(
         name in (COMMIT, _COMMIT_LEFT) or _PART.fullmatch(name) for name in names
@@ -86,9 +86,9 @@ def is_foreign(path: Path) -> bool:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Deletes what saves that were cut short left behind, but nothing of a complete checkpoint.
+    """Deletes the files of saves that were cut short, but nothing of a complete checkpoint.
 
-    Nobody else may be saving into the folder.
+    No other process may be saving into the folder.
     """
     for name in (LATEST, LATEST_UNIVERSAL):
         with contextlib.suppress(FileNotFoundError):
@@ -120,15 +120,15 @@ def _tell(what: str, error: OSError) -> None:
 
 
 def remove_replaced(path: Path, *, by: str) -> None:
-    """Deletes the files of all saves of a tag but the one of the nonce `by`, just committed."""
+    """Deletes the files of all saves of a tag except that of the nonce `by`, which is committed."""
     for nonce in {nonce for _, nonce, _ in _parts(path)} - {by}:
         remove_written(path, nonce=nonce)
 
 
 def remove_written(path: Path, *, nonce: str, process: int | None = None) -> None:
-    """Deletes what one save, or one process of it, has written into a tag's folder.
+    """Deletes the files that one save, or one process of it, has written into a tag's folder.
 
-    Whatever else is there, a checkpoint of a newer format or a user's files, was there before.
+    All other files, as of a newer format or a user's, were there before and stay.
     """
     for name in sorted(os.listdir(path)):
         part, manifest = _PART.fullmatch(name), _MANIFEST.fullmatch(name)
@@ -138,10 +138,10 @@ def remove_written(path: Path, *, nonce: str, process: int | None = None) -> Non
 
 
 def expire(folder: Path, retention: Retention, *, saved: str) -> None:
-    """Deletes the checkpoints that `retention` has no use for; never `saved`, just completed.
+    """Deletes the checkpoints that `retention` doesn't keep; never `saved`, which is complete now.
 
-    Only where they were saved: copies, links and what a link of the folder leads to are kept. One
-    that can't be deleted is told of; the new checkpoint is complete all the same.
+    Deletes only checkpoints where they were saved: copies, links and their targets are kept. If one
+    can't be deleted, it is logged; the new checkpoint is complete all the same.
     """
     if retention.last is None:
         return
@@ -179,7 +179,7 @@ def _parts(path: Path) -> Iterator[tuple[str, str, int]]:
 
 
 def remove_empty(path: Path) -> None:
-    """Deletes a tag's folder, unless others have put files of their own beside ours."""
+    """Deletes a tag's folder, unless there are other files in it."""
     if not os.listdir(path):
         os.rmdir(path)
 

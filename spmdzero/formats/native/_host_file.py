@@ -1,4 +1,4 @@
-"""What is no tensor on the devices, in a file that never runs code when it is read."""
+"""The file of host state, which never runs code when it is read."""
 
 import dataclasses
 import io
@@ -29,7 +29,7 @@ _OTHERS = (dict, type(None))
 
 
 def require_storable(state: HostState) -> None:
-    """Returns if `write_host` can write the state; moves and copies no tensor.
+    """Checks that `write_host` can write the state; moves and copies no tensor.
 
     Raises:
         SpmdZeroUsageError: it holds an object that only an unsafe pickle could carry.
@@ -45,7 +45,7 @@ def require_storable(state: HostState) -> None:
 
 
 def write_host(state: HostState, path: Path) -> tuple[int, str]:
-    """Writes the file that `read_host` reads; returns its size in bytes and its checksum.
+    """Writes the file for `read_host`; returns its size in bytes and its checksum.
 
     Raises:
         OSError: as `appearing`.
@@ -60,7 +60,7 @@ def read_host(path: Path) -> HostState:
 
     Raises:
         OSError: the file can't be read.
-        ValueError: it holds something else.
+        ValueError: it holds other values.
     """
     try:
         with path.open("rb") as file, safe_values():
@@ -69,7 +69,7 @@ def read_host(path: Path) -> HostState:
     except OSError:
         raise
     except Exception as error:
-        # What torch, or a class of `SAFE`, ends with on bytes that are something else.
+        # torch, or a class of `SAFE`, raises these for bytes of other content.
         raise ValueError(f"it holds no state of a run ({str(error).splitlines()[0]})") from error
     for name, value in _fields(found).items():
         if not isinstance(value, _KINDS.get(name, _OTHERS)):
@@ -94,13 +94,13 @@ def _is_safe(value: Any) -> bool:
         with safe_values():
             torch.load(buffer, weights_only=True)
     except Exception:
-        # It may be anything that an object of the caller's raises when it is pickled.
+        # An object of the caller's may raise anything when it is pickled.
         return False
     return True
 
 
 def _without_elements(value: Any) -> Any:
-    """The same kind of value without the bytes of its elements, which nothing depends on."""
+    """The same kind of value without its elements, on which the check doesn't depend."""
     if type(value) is torch.Tensor and value.device.type == "cpu" and value.layout == torch.strided:
         return torch.empty(0, dtype=value.dtype)
     if type(value) is np.ndarray and not value.dtype.hasobject:

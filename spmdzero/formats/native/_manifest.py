@@ -21,12 +21,12 @@ _NEWER = re.compile(r"spmdzero checkpoint ([1-9]\d*): ")
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a checkpoint is.
+    """The description and the contents of a checkpoint.
 
     Attributes:
         tag: the folder's name.
-        nonce: what the names of its files have in common, 8 hexadecimal digits.
-        saved_at: seconds since 1970 when it was begun.
+        nonce: the common part of its files' names, 8 hexadecimal digits.
+        saved_at: the time at which the save began, seconds since 1970.
         latest: whether `latest` was to name it.
         description: for people and tools: versions, config, plan, mesh, counters.
         contents: its files and tensors.
@@ -41,21 +41,21 @@ class Manifest:
 
     @property
     def name(self) -> str:
-        """Of the manifest's file."""
+        """The name of the manifest's file."""
         return f"manifest-{self.nonce}.json"
 
     @property
     def step(self) -> int | None:
-        """The global step that it was saved at, where it says so."""
+        """The global step at which it was saved, None where it isn't recorded."""
         counters = self.description.get("counters")
         step = counters.get("global_steps") if isinstance(counters, dict) else None
         return step if isinstance(step, int) else None
 
     def check(self, *, nonce: str) -> None:
-        """Returns if it is of the files of this nonce alone, and they have what it says.
+        """Checks that only files of this nonce are named, and that their pieces form the tensors.
 
         Raises:
-            ValueError: it names another file, or parts that are in none.
+            ValueError: another file is named, or pieces are missing.
         """
         require(self.nonce == nonce, "its nonce is another")
         require(isinstance(self.tag, str), "its tag is no name")
@@ -63,7 +63,7 @@ class Manifest:
         self.contents.check(nonce=nonce)
 
     def to_json(self) -> bytes:
-        """The file's content."""
+        """The content of the manifest's file."""
         table = {
             "format": "spmdzero checkpoint",
             "version": VERSION,
@@ -71,12 +71,13 @@ class Manifest:
             **self.description,
             **self.contents.to_json(),
         }
-        # With a line for each number the table of a thousand hosts would be twice as long.
+        # No indentation: with a line for each number a thousand hosts' table would be twice as
+        # long.
         return json.dumps(table, separators=(",", ":")).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> "Manifest":
-        """What `to_json` wrote."""
+        """The manifest that `to_json` wrote."""
         table = json.loads(data)
         return cls(
             **{key: table.pop(key) for key in _OWN},
@@ -90,7 +91,7 @@ _NOT_DESCRIBING = {"format", "version", "states", "files", "tensors"}
 
 
 def commit_line(manifest: Manifest, data: bytes) -> bytes:
-    """The commit file that vouches for `data`, the manifest's content."""
+    """The content of the commit file that vouches for `data`, the manifest's content."""
     name, size = manifest.name, len(data)
     return f"spmdzero checkpoint {VERSION}: {name} {size} {checksum(data)}\n".encode()
 
@@ -104,10 +105,10 @@ def committed_nonce(folder: Path) -> str | None:
 
 
 def _commit_of(folder: Path) -> re.Match[str]:
-    """The manifest's name, nonce, size and checksum, by a tag's commit file.
+    """The manifest's name, nonce, size and checksum, from a tag's commit file.
 
     Raises:
-        SpmdZeroCheckpointError: no commit, one of a newer format, or altered.
+        SpmdZeroCheckpointError: there is no commit, or it is of a newer format, or altered.
     """
     commit = folder / COMMIT
     try:
@@ -129,7 +130,7 @@ def _commit_of(folder: Path) -> re.Match[str]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a tag's folder, checked against its commit file; no other file is looked at.
+    """The manifest of a tag's folder, checked against its commit file; reads no other file.
 
     Raises:
         SpmdZeroCheckpointError: as for the commit file, or the manifest is missing or altered.
@@ -155,7 +156,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def unreadable(file: Path, error: Exception) -> SpmdZeroCheckpointError:
-    """That a file of a checkpoint is missing, or can't be read."""
+    """The error that a file of a checkpoint is missing, or can't be read."""
     reason = f"can't be read: {getattr(error, 'strerror', None) or error}"
     if isinstance(error, FileNotFoundError):
         reason = "is missing"

@@ -1,4 +1,4 @@
-"""Where and how one checkpoint is saved."""
+"""The place and the settings of one save."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from spmdzero.formats._latest import check_tag
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """Which checkpoints a folder keeps, of those that `latest` named at some time.
+    """The checkpoints that a folder keeps, of those that `latest` named at some time.
 
-    A tag saved with ``save_latest=False`` is the caller's own and never deleted.
+    A tag saved with ``save_latest=False`` belongs to the caller and is never deleted.
 
     Attributes:
-        last: as many of the newest; None keeps all.
-        every: and those whose global step is a multiple of this.
+        last: number of the newest ones to keep; None keeps all.
+        every: also keep those whose global step is a multiple of this.
     """
 
     last: int | None = None
@@ -25,19 +25,19 @@ class Retention:
 
 @dataclass(frozen=True, kw_only=True)
 class SaveOrder:
-    """Where and how one checkpoint is saved; the same in every process but for `process`.
+    """The place and the settings of one save, the same in every process except `process`.
 
     Attributes:
         folder: of the checkpoints, which all processes see.
         tag: the checkpoint's own folder in it.
-        nonce: 8 hexadecimal digits that no save before had.
+        nonce: 8 hexadecimal digits that no earlier save had.
         latest: whether `latest` shall name it.
-        retention: which older ones are deleted afterwards.
-        description: what the manifest says of the run: versions, config, plan, mesh, counters.
-        process, processes: which of the saving processes this is.
+        retention: the older checkpoints that are kept afterwards.
+        description: the manifest's facts about the run: versions, config, plan, mesh, counters.
+        process, processes: index of this saving process, and their number.
 
     Raises:
-        SpmdZeroUsageError: the tag is no name of a folder.
+        SpmdZeroUsageError: `tag` can't name a checkpoint.
     """
 
     folder: Path

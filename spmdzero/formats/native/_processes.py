@@ -1,10 +1,10 @@
-"""How the processes of several hosts make one checkpoint: by messages in the folder they share.
+"""Cooperation of several hosts' processes on one checkpoint, by files in their shared folder.
 
-No collective: the saving thread would meet the training's collectives in another order on each
-host. The messages are in the hidden folder of the save: `begun` says that the folder of
-checkpoints is its own, `part-<process>` what a process has written, `failed-<process>` why it
-could not. When all is done the first process takes the folder away. Where a process failed it
-stays until nobody can be waiting for it any more.
+Collectives won't do: the saving thread would meet the training's collectives in a different order
+on each host. The messages are files in the hidden folder of the save. `begun` says that the folder
+of checkpoints belongs to this save, `part-<process>` has what a process has written, and
+`failed-<process>` the reason why it couldn't. When all is done, the first process removes the
+hidden folder. If a process failed, the folder stays until no process can be waiting any more.
 """
 
 import contextlib
@@ -29,33 +29,33 @@ _PAUSE = 0.05
 
 @contextlib.contextmanager
 def shared_failure(order: SaveOrder) -> Iterator[None]:
-    """What is raised inside is raised by the other processes too, when they next wait for another.
+    """Context whose errors the other processes raise, too, when they next wait for another.
 
-    Everything that one process does for a save alone belongs inside: the others would wait for it.
+    All work that a process does alone for a save belongs inside, because the others would wait.
     """
     try:
         yield
     except BaseException as error:
         # A process that fails because another did has nothing to add.
         if order.processes > 1 and not _failures(order):
-            # Who can't write into the folder can't tell; that is one of the reasons to fail.
+            # If this process can't write into the folder, which may be the failure, it can't tell.
             with contextlib.suppress(OSError):
                 _tell(order, f"failed-{order.process:05}", _said(order, error))
         raise
 
 
 def begin(order: SaveOrder) -> None:
-    """The first process tells the others that the folder is theirs to write into.
+    """In the first process: tells the others that they may write into the folder.
 
-    And what tag they write, to the next save, which removes what this one may leave.
+    Also tells the next save which tag they write, so that it can remove what this one leaves.
     """
     note(order.folder, order.nonce, tag=order.tag, processes=order.processes)
 
 
 def await_beginning(order: SaveOrder) -> None:
-    """Returns once the first process has the folder for this save.
+    """Waits until the first process has the folder for this save.
 
-    Before that it may belong to another run, whose files this one's must not come between.
+    Before that the folder may belong to another run, whose files must not be mixed with these.
 
     Raises:
         SpmdZeroCheckpointError: a process failed, or the first one doesn't begin.
@@ -71,10 +71,10 @@ def tell_part(order: SaveOrder, part: Contents) -> None:
 
 
 def await_parts(order: SaveOrder) -> list[Contents]:
-    """What the other processes have written, once all have.
+    """The contents that the other processes have written; waits for all of them.
 
     Raises:
-        SpmdZeroCheckpointError: one of them failed, or doesn't come to an end.
+        SpmdZeroCheckpointError: a process failed, or takes too long.
     """
     parts: list[Contents] = []
     for process in range(1, order.processes):
@@ -87,15 +87,15 @@ def await_parts(order: SaveOrder) -> list[Contents]:
 
 
 def end(order: SaveOrder) -> None:
-    """The first process tells the others that all is done."""
+    """In the first process: tells the others that all is done."""
     forget(order.folder, order.nonce)
 
 
 def await_end(order: SaveOrder) -> None:
-    """Returns once the first process is through.
+    """Waits until the first process has completed the save.
 
     Raises:
-        SpmdZeroCheckpointError: a process failed, or doesn't come to an end.
+        SpmdZeroCheckpointError: a process failed, or takes too long.
     """
     for _ in _waiting(order, "the first process has not completed it"):
         if not _messages(order).exists():
@@ -133,7 +133,7 @@ def _said(order: SaveOrder, error: BaseException) -> dict[str, Any]:
 
 
 def _waiting(order: SaveOrder, overdue: str) -> Iterator[None]:
-    """Comes round again and again, until a process has failed or it took too long."""
+    """Yields repeatedly, until a process has failed or the wait takes too long."""
     end = time.monotonic() + PATIENCE
     while True:
         yield

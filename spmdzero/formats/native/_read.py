@@ -1,4 +1,4 @@
-"""Reading a native checkpoint: everything is checked before anything is used."""
+"""Reads a native checkpoint: all parts are checked before they are used."""
 
 import concurrent.futures
 import dataclasses
@@ -21,12 +21,12 @@ _READERS = min(4, os.cpu_count() or 1)
 
 
 def read_native(path: Path, *, process: int = 0) -> TrainingState:
-    """The state in the folder of a tag; tensors are read, and checked, when they are asked for.
+    """The state in a tag's folder; tensors are read, and checked, when they are asked for.
 
     Args:
         path: the folder.
-        process: whose host state. One that the saving run did not have gets the first one's, but
-            without the generators of which the saving processes had each its own.
+        process: the process whose host state is read. If the saving run didn't have it, it gets
+            the first one's state, without generators that differed between the processes.
 
     Raises:
         SpmdZeroCheckpointError: not complete, or a file is missing or altered.
@@ -63,7 +63,7 @@ def _host_of(process: int, path: Path, contents: Contents) -> HostState:
     if process < len(names):
         return _read_host(path / names[process])
     first, *others = (_read_host(path / name) for name in names)
-    # A host that took the first one's generators would repeat that host's noise.
+    # With the first host's generators another host would repeat that host's noise.
     shared = {
         name: state
         for name, state in (first.rng or {}).items()
@@ -93,7 +93,7 @@ def _check(path: Path, contents: Contents, parts: Mapping[str, Iterable[Box]]) -
         for piece in contents.tensors[name].pieces
         if any(meet(piece.box, box) is not None for box in boxes)
     ]
-    # Both the checksum and the reading leave Python to other threads.
+    # Checksums and reads release Python's lock, so that threads help.
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
         for _ in pool.map(lambda item: _require(path / item[0].file, *item[1:]), needed):
             pass
@@ -120,7 +120,7 @@ def _read(path: Path, entry: TensorEntry, box: Box) -> torch.Tensor:
 def _read_rows(
     path: Path, entry: TensorEntry, piece: Piece, wanted: Box
 ) -> tuple[Box, torch.Tensor]:
-    """The part of a piece that has all of `wanted`, and is contiguous in the file."""
+    """The part of a piece that includes all of `wanted`, and is contiguous in the file."""
     rows, before = wanted, 0
     if wanted:
         rows = (wanted[0], *piece.box[1:])

@@ -1,4 +1,4 @@
-"""Saving while training goes on: one save at a time, in order, none forgotten."""
+"""Saves while training goes on: one save at a time, in order, none forgotten."""
 
 import concurrent.futures
 import logging
@@ -9,10 +9,10 @@ logger = logging.getLogger("spmdzero")
 
 
 class BackgroundSaver:
-    """Runs one save at a time beside the caller.
+    """Runs one save at a time in a thread beside the caller.
 
-    An interpreter that ends waits for the save under way. A failure is raised by the next call;
-    one that no call asks for any more is logged when the interpreter ends.
+    The interpreter waits at its end for a running save. A failure is raised by the next call, or
+    logged at the interpreter's end if no call follows.
     """
 
     def __init__(self) -> None:
@@ -21,15 +21,15 @@ class BackgroundSaver:
         weakref.finalize(self, _log_failure, self._under_way)
 
     def start(self, save: Callable[[], None]) -> None:
-        """Starts a save, when the one before has ended.
+        """Starts a save when the one before has ended.
 
-        Raises what the one before raised; then the new one is not started.
+        Raises the error of the save before; then the new save is not started.
         """
         self.wait()
         self._under_way.append(self._pool.submit(save))
 
     def wait(self) -> None:
-        """Waits for the save under way, and raises what it raised."""
+        """Waits for the running save, and raises its error."""
         if self._under_way:
             self._under_way.pop().result()
 

@@ -1,7 +1,7 @@
-"""Which saves are under way in a folder of checkpoints, or were cut short: whose files may go.
+"""The saves in a folder of checkpoints that are running or were cut short, whose files may go.
 
-Each has a hidden folder beside the tags, named by its nonce, which says what tag it writes or
-deletes. Of another folder, whatever the names of its files, a save deletes nothing.
+Each has a hidden folder beside the tags, named by its nonce, with the tag that it writes or
+deletes. A save deletes nothing in any other folder, whatever its files are called.
 """
 
 import contextlib
@@ -18,18 +18,18 @@ from spmdzero.formats._latest import check_tag
 
 BEGUN = "begun"
 PATIENCE = 1800.0
-"""Seconds in which the slowest of several processes must have done its part of a save."""
+"""Seconds in which the slowest of several processes must do its part of a save."""
 _PREFIX = ".saving-"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unfinished:
-    """A save, or a deletion, of one tag.
+    """A save, or a deletion, of one tag that has not ended.
 
     Attributes:
         place: its hidden folder.
-        tag: what it writes or deletes.
-        processes: that take part in it.
+        tag: the tag that it writes or deletes.
+        processes: number of processes that take part.
     """
 
     place: Path
@@ -38,7 +38,7 @@ class Unfinished:
 
     @property
     def nonce(self) -> str:
-        """What the names of its files have in common."""
+        """The common part of its files' names."""
         return self.place.name.removeprefix(_PREFIX)
 
 
@@ -49,19 +49,19 @@ def place_of(folder: Path, nonce: str) -> Path:
 
 
 def note(folder: Path, nonce: str, *, tag: str, processes: int = 1) -> None:
-    """Notes that files of this nonce are written into a tag's folder, or deleted from it."""
+    """Records that files of this nonce are written into a tag's folder, or deleted from it."""
     place = place_of(folder, nonce)
     os.makedirs(place, exist_ok=True)
     write_whole(place / BEGUN, json.dumps({"tag": tag, "processes": processes}).encode())
 
 
 def forget(folder: Path, nonce: str) -> None:
-    """Notes that nothing is to be done any more for this nonce."""
+    """Records that nothing remains to be done for this nonce."""
     _remove(place_of(folder, nonce))
 
 
 def unfinished(folder: Path) -> Iterator[Unfinished]:
-    """What was begun and is not over; nobody else may be saving into the folder."""
+    """The saves that began and have not ended; no other process may be saving into the folder."""
     for place in sorted(folder.glob(f"{_PREFIX}*")):
         try:
             noted = json.loads((place / BEGUN).read_bytes())
@@ -73,14 +73,14 @@ def unfinished(folder: Path) -> Iterator[Unfinished]:
 
 
 def remove_note(found: Unfinished) -> None:
-    """Forgets what was cleared up, unless another process may still look, or write."""
+    """Forgets a save that was cleaned up, unless another process may still look, or write."""
     if found.processes == 1 or _is_old(found.place):
         _remove(found.place)
 
 
 def _remove_without_note(place: Path) -> None:
     with contextlib.suppress(OSError):
-        # Cut short before anything was noted, or what another process has told.
+        # It was cut short before anything was recorded, except messages of another process.
         if {f".{BEGUN}.tmp"}.issuperset(os.listdir(place)) or _is_old(place):
             _remove(place)
 

@@ -1,4 +1,4 @@
-"""Writing a native checkpoint: what is in the folder stays complete until the new one is."""
+"""Writes a native checkpoint: the old content of the folder stays complete until the new one is."""
 
 import contextlib
 import logging
@@ -39,7 +39,7 @@ from spmdzero.formats.native._processes import (
 
 _LOCK = ".spmdzero.lock"
 logger = logging.getLogger("spmdzero")
-# Engines of one process take turns in a folder: the file of the lock is for other processes.
+# Engines of one process take turns in a folder: the lock file is for other processes.
 _TURNS: dict[str, threading.Lock] = {}
 os.register_at_fork(after_in_child=_TURNS.clear)
 
@@ -51,10 +51,10 @@ def save_native(state: TrainingState, order: SaveOrder) -> None:
     then. Tensors are read and written one by one.
 
     Raises:
-        SpmdZeroCheckpointError: no space, no permission, another save into the folder, or another
-            process failed: then with its reason, as soon as it has failed. What was there before
-            is as it was.
-        SpmdZeroUsageError: the state holds what a checkpoint can't.
+        SpmdZeroCheckpointError: no space, no permission, another save into the folder, or a
+            failure of another process, with its reason and as soon as it has failed. The former
+            content of the folder is unchanged.
+        SpmdZeroUsageError: the state holds a value that a checkpoint can't.
     """
     with shared_failure(order):
         try:
@@ -64,7 +64,7 @@ def save_native(state: TrainingState, order: SaveOrder) -> None:
                 _save_other(state, order)
                 return
             turn = _TURNS.setdefault(os.path.realpath(order.folder), threading.Lock())
-            # The system releases it when the process dies.
+            # The system releases the lock when the process dies.
             with turn, filelock.FileLock(order.folder / _LOCK, timeout=0):
                 _save_first(state, order)
         except filelock.Timeout as error:
@@ -85,7 +85,7 @@ def save_native(state: TrainingState, order: SaveOrder) -> None:
 def held_for(order: SaveOrder, state: TrainingState) -> TrainingState:
     """A copy of this process's part of a state, to be saved later as it is now.
 
-    Raises what copying it raises, here and in the other processes.
+    An error in copying is raised here and in the other processes.
     """
     with shared_failure(order):
         require_storable(state.host)
@@ -126,24 +126,24 @@ def _save_other(state: TrainingState, order: SaveOrder) -> None:
     await_beginning(order)
     with _undone(order):
         part = _write_part(state, order)
-    # Once it is told of them, the first process may vouch for these files at any time.
+    # From here on the first process may vouch for these files at any time.
     tell_part(order, part)
     await_end(order)
 
 
 @contextlib.contextmanager
 def _undone(order: SaveOrder) -> Iterator[None]:
-    """What this process wrote inside is deleted when that fails, and nothing else."""
+    """Context that deletes the files that this process wrote in it if it fails, and no others."""
     try:
         yield
     except BaseException:
-        # Whatever stood in the way of saving may stand in the way of this too: the next save has
-        # been told what to remove.
+        # Deleting may fail for the same reason as the save: the next save knows what to
+        # remove.
         with contextlib.suppress(OSError):
             if order.path.is_dir() and committed_nonce(order.path) != order.nonce:
                 remove_written(order.path, nonce=order.nonce, process=order.process)
                 if order.processes == 1:
-                    # Others may still be writing into the folder that several share.
+                    # Others may still be writing into the shared folder.
                     remove_empty(order.path)
             if order.processes == 1:
                 end(order)

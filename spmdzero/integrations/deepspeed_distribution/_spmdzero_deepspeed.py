@@ -1,6 +1,6 @@
-"""What has to happen in each Python of an environment with spmdzero-deepspeed, before any import.
+"""Runs at the start of each Python in an environment with spmdzero-deepspeed.
 
-Its .pth file imports this when Python starts, so nothing but the standard library is imported here.
+A .pth file imports this module when Python starts, so it imports only the standard library.
 """
 
 import os
@@ -8,7 +8,7 @@ import sys
 from typing import Any, NoReturn
 
 _OURS = os.path.join(os.path.dirname(__file__), "deepspeed.py")
-# The first of them that is imported: what they have to be told is told while they are.
+# Clients whose first import is noticed, so that they can be adapted while they are imported.
 _FOLLOWED = ("accelerate", "transformers.training_args")
 _TWO = """\
 this environment has two packages of the name deepspeed: DeepSpeed itself, in {theirs}, and \
@@ -21,27 +21,27 @@ a script, chooses spmdzero for one process."""
 
 
 class _Refusal:
-    """Loads nothing: `import deepspeed` says what to do, while asking whether it is there works."""
+    """Makes `import deepspeed` raise with advice; the question whether it exists still works."""
 
     def __init__(self, theirs: str | None) -> None:
         self._theirs = theirs
 
     def create_module(self, spec: Any) -> None:
-        """Leaves the making to importlib."""
+        """Lets importlib create the module."""
 
     def exec_module(self, module: Any) -> NoReturn:
-        """Raises ImportError, which says how to choose."""
+        """Raises ImportError, which says how to choose a package."""
         raise ImportError(_TWO.format(theirs=self._theirs), name="deepspeed", path=self._theirs)
 
 
 class _Clients:
-    """Has spmdzero follow the imports of transformers and accelerate, once one of them is there."""
+    """Makes spmdzero follow the imports of transformers and accelerate, at the first of them."""
 
     def __init__(self) -> None:
         self._follows = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """What the other finders say, after spmdzero's own are among them."""
+        """The spec of the other finders, after spmdzero's own finders were added."""
         if name not in _FOLLOWED or self._follows or _is_theirs():
             return None
         self._follows = True
@@ -61,11 +61,11 @@ def _is_theirs() -> bool:
 
 
 class _OneOfTheName:
-    """Finds `deepspeed` only where the first one on the path is not ours: to refuse it."""
+    """Finds `deepspeed` only if the first one on the path is not spmdzero's, and refuses it."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
-        """The spec of the refusal; None for all other names, and where `deepspeed` is ours."""
+        """The spec of the refusal; None for other names, and if `deepspeed` is spmdzero's."""
         if name != "deepspeed":
             return None
         from importlib.machinery import ModuleSpec, PathFinder
@@ -77,7 +77,7 @@ class _OneOfTheName:
         return ModuleSpec(name, refusal, origin=found.origin)
 
 
-# accelerate asks for it while it is imported: its own backend for torch_xla knows no DeepSpeed.
+# accelerate reads this variable during its import: its backend for torch_xla has no DeepSpeed.
 os.environ.setdefault("USE_TORCH_XLA", "false")
 sys.meta_path.insert(0, _OneOfTheName)
 clients: Any = _Clients()

@@ -1,4 +1,4 @@
-"""The name `deepspeed` where spmdzero-deepspeed is installed: it stands for spmdzero."""
+"""The package `deepspeed` of the distribution spmdzero-deepspeed: it is spmdzero."""
 
 import sys
 

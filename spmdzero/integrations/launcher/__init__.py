@@ -1,4 +1,4 @@
-"""DeepSpeed's launcher line, one process where DeepSpeed has one for each GPU; and `launch`."""
+"""DeepSpeed's launcher command, which starts one process per host, and `spmdzero launch`."""
 
 from spmdzero.integrations.launcher._commands import Remote
 from spmdzero.integrations.launcher._launch import Line, launch

@@ -1,4 +1,4 @@
-"""A job that is started again after a failure, until it ends well or would fail as before."""
+"""Starts a job again after a failure, until it ends well or would fail in the same way."""
 
 import dataclasses
 import sys
@@ -8,21 +8,22 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations.launcher._commands import RESTART
 from spmdzero.integrations.launcher._job import Command, Failure, Run, run_together
 
-# ssh's own, where it reaches no host.
+# Exit status of ssh if it can't reach a host.
 _UNREACHABLE = 255
 
 Commands = Callable[[Sequence[str], int], list[Command]]
-"""What starts some of the hosts, by their names, after so many starts before."""
+"""Takes names of hosts and the number of earlier starts; returns the hosts' commands."""
 
 
 @dataclasses.dataclass
 class _Job:
-    """Attributes.
+    """The state of a job between its starts.
 
-    hosts: those that are left, by name; the job may run on fewer.
-    sizes: numbers of hosts on which the batch holds, as far as one has told.
-    starts: how often it was started.
-    before: the failure before, unless a checkpoint was completed since.
+    Attributes:
+        hosts: names of the remaining hosts; the job may run on fewer.
+        sizes: numbers of hosts on which the batch holds; None until a host has reported them.
+        starts: number of starts so far.
+        before: the failure before, unless a checkpoint was completed since.
     """
 
     hosts: list[str]
@@ -34,7 +35,7 @@ class _Job:
         """The hosts of the next start.
 
         Raises:
-            SpmdZeroUsageError: the batch holds on no number of hosts that is left.
+            SpmdZeroUsageError: the batch holds on no possible number of the remaining hosts.
         """
         if self.sizes is None:
             return self.hosts
@@ -51,19 +52,19 @@ class _Job:
 def run_with_restarts(
     commands: Commands, hosts: Sequence[str], *, restarts: int, elastic: bool, by_ssh: bool
 ) -> int:
-    """Runs the job on these hosts, and again after a failure that may pass.
+    """Runs the job on these hosts, and again after a failure that may be temporary.
 
     Args:
-        commands: what starts some of the hosts.
-        hosts: their names.
-        restarts: how often at most.
-        elastic: whether it may go on without a host that is gone.
-        by_ssh: whether ssh starts the processes, which says by its status what it can't reach.
+        commands: makes the commands that start some of the hosts.
+        hosts: names of all hosts.
+        restarts: largest number of restarts.
+        elastic: whether the job may go on without a host that is gone.
+        by_ssh: whether ssh starts the processes; its status then tells which host it can't reach.
 
     Returns 0, 130 after Ctrl-C, or the status of the last failure.
 
     Raises:
-        SpmdZeroUsageError: no number of hosts is left on which the batch holds.
+        SpmdZeroUsageError: the batch holds on no possible number of the remaining hosts.
     """
     job = _Job(list(hosts))
     while True:
@@ -90,7 +91,7 @@ def run_with_restarts(
 
 
 def _final(failure: Failure, job: _Job, restarts: int) -> str:
-    """Why the job isn't started again; nothing where it is."""
+    """Why the job isn't started again; an empty string if it is."""
     if failure.repeats:
         return f"it would fail again: {failure.error}"
     before = job.before
@@ -102,7 +103,7 @@ def _final(failure: Failure, job: _Job, restarts: int) -> str:
 
 
 def _is_gone(failure: Failure, job: _Job, by_ssh: bool) -> bool:
-    """Whether to go on without the host: ssh can't reach it, or it was lost twice in a row."""
+    """Whether to drop the host: ssh can't reach it, or it was lost twice in a row."""
     if by_ssh and failure.status == _UNREACHABLE:
         return True
     return not failure.error and job.before is not None and job.before.host == failure.host

@@ -1,4 +1,4 @@
-"""What starts a job's processes: here, and on other hosts by ssh, as DeepSpeed's launcher does."""
+"""Commands that start a job's processes, here or by ssh on other hosts as DeepSpeed does."""
 
 import dataclasses
 import os
@@ -11,28 +11,29 @@ from spmdzero.backend.hosts._roll_call import HOSTS
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations.launcher._job import Command
 
-# accelerate writes variables into the file of this name, for hosts that are reached by ssh.
+# accelerate writes variables for hosts that ssh reaches into a file of this name.
 ENVIRONMENT_FILE = os.environ.get("DS_ENV_FILE", ".deepspeed_env")
-# Variables that begin so go to other hosts; DeepSpeed's (launcher/runner.py), and our runtimes'.
+# Prefixes of the variables that go to other hosts: DeepSpeed's (launcher/runner.py), and those of
+# spmdzero's runtimes.
 _EXPORTED = (
     "MLFLOW", "PYTHON", "MV2", "UCX", "NCCL", "SPMDZERO", "DEEPSPEED", "JAX", "XLA", "PJRT", "TPU",
     "LIBTPU", "CPU_NUM_DEVICES",
 )  # fmt: skip
 _NODE = ("-u", "-m", "spmdzero.integrations.launcher.node")
 ELASTIC = "--elastic"
-"""Word for a node whose launcher may start fewer hosts after a failure."""
+"""Argument that tells a node that its launcher may start fewer hosts after a failure."""
 RESTART = "SPMDZERO_RESTART"
-"""Variable of each process: how often the job was started before, 0 the first time."""
+"""Variable of each process: the number of earlier starts of the job, 0 the first time."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Script:
-    """What each host runs.
+    """The script that each host runs.
 
     Attributes:
         words: the script and its arguments; ``-m`` before a module's name.
         elastic: whether fewer hosts may be started after a failure.
-        restart: how often the job was started before.
+        restart: number of earlier starts of the job.
     """
 
     words: Sequence[str]
@@ -40,21 +41,21 @@ class Script:
     restart: int = 0
 
     def command(self) -> list[str]:
-        """The command line that runs it."""
+        """The command line that runs the script."""
         return [sys.executable, *_NODE, *([ELASTIC] if self.elastic else []), *self.words]
 
     def variables(self) -> dict[str, str]:
-        """What it finds in its environment, beside its place."""
+        """The variables of the script's environment, without those for its rank."""
         return {RESTART: str(self.restart)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Remote:
-    """How other hosts are reached.
+    """Settings for reaching other hosts.
 
     Attributes:
-        port: of ssh; None for its own default.
-        options: more words for ssh.
+        port: port of ssh; None for ssh's default.
+        options: more arguments for ssh.
     """
 
     port: int | None = None
@@ -62,7 +63,7 @@ class Remote:
 
 
 def variables_of(rank: int, *, hosts: int, address: str, port: int) -> dict[str, str]:
-    """What scripts read of a launcher (DeepSpeed, launcher/launch.py), with one process a host."""
+    """A launcher's variables that scripts read (DeepSpeed, launcher/launch.py), for one host."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": "0",
@@ -78,7 +79,7 @@ def variables_of(rank: int, *, hosts: int, address: str, port: int) -> dict[str,
 def on_this_machine(
     script: Script, names: Sequence[str], *, devices: int | None, port: int
 ) -> list[Command]:
-    """Processes that are hosts of a job to try, each of `devices` virtual devices of the CPU."""
+    """Commands for local processes that act as hosts, each with `devices` virtual CPU devices."""
     virtual = {} if devices is None else {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices)}
     return [
         Command(
@@ -103,13 +104,13 @@ def over_ssh(
     port: int,
     remote: Remote,
 ) -> list[Command]:
-    """One process on each host, in this folder and with this Python, as DeepSpeed starts it.
+    """Commands for one process on each host, in this folder and with this Python, as in DeepSpeed.
 
     Args:
-        script: what they run.
-        slots: host -> its devices, of which a CPU has as many virtual ones.
-        address, port: of the first process.
-        remote: how hosts are reached.
+        script: the script that the processes run.
+        slots: host -> its devices; a CPU gets as many virtual devices.
+        address, port: address and port of the first process.
+        remote: settings for ssh.
     """
     ssh = ["ssh", "-o", "PasswordAuthentication=no", *shlex.split(remote.options)]
     if remote.port is not None:
@@ -129,10 +130,10 @@ def over_ssh(
 
 
 def exported_variables() -> dict[str, str]:
-    """This environment's that other hosts get, and those of the files ``.deepspeed_env``.
+    """The variables for other hosts, from this environment and from files ``.deepspeed_env``.
 
     Raises:
-        SpmdZeroUsageError: a line of a file is no ``NAME=VALUE``.
+        SpmdZeroUsageError: a line of a file is not ``NAME=VALUE``.
     """
     found = {key: text for key, text in os.environ.items() if key.startswith(_EXPORTED)}
     for folder in dict.fromkeys((Path.home(), Path.cwd())):

@@ -1,4 +1,4 @@
-"""Which hosts and devices a launcher's line asks for, and this host's place among them."""
+"""The hosts and devices that a launcher's command line names, and this host's rank."""
 
 import argparse
 import dataclasses
@@ -15,13 +15,14 @@ logger = logging.getLogger("spmdzero")
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Attributes.
+    """The place of a host in a job.
 
-    rank: this host's place.
-    hosts: how many there are.
-    address: MASTER_ADDR.
-    devices: how many the line asks for on this host; None where it doesn't say.
-    chosen: whether the line names them one by one.
+    Attributes:
+        rank: rank of this host.
+        hosts: number of hosts.
+        address: MASTER_ADDR.
+        devices: number of devices that the line asks for on this host; None if it doesn't say.
+        chosen: whether the line names these devices one by one.
     """
 
     rank: int
@@ -32,14 +33,16 @@ class Place:
 
 
 def place_of(options: argparse.Namespace, *, virtual_devices: int) -> Place:
-    """This host's place, by DeepSpeed's reading of the options (launcher/runner.py, `main`).
+    """This host's place, reading the options as DeepSpeed does (launcher/runner.py, `main`).
 
     Args:
-        virtual_devices: of this host, where there is no hostfile; what --exclude takes from.
+        options: the parsed options of the command line.
+        virtual_devices: number of this host's devices if there is no hostfile; --exclude removes
+            some of them.
 
     Raises:
         SpmdZeroUsageError: contradicting options, a hostfile that can't be read, or several hosts
-            without --no_ssh: nothing is started on another host.
+            without --no_ssh: this launcher starts no process on other hosts.
     """
     if max(options.num_nodes, options.num_gpus) >= 0 and (options.include or options.exclude):
         raise SpmdZeroUsageError("--num_nodes and --num_gpus exclude --include and --exclude")
@@ -80,10 +83,10 @@ def _by_itself(options: argparse.Namespace) -> str:
 
 
 def read_hostfile(path: str) -> dict[str, int] | None:
-    """Host -> slots of a hostfile; None where there is no such file.
+    """Host -> number of slots in a hostfile; None if there is no such file.
 
     Raises:
-        SpmdZeroUsageError: it has a line of another form, a host twice, an option, or none.
+        SpmdZeroUsageError: it has a malformed line, a host twice, an option as name, or no host.
     """
     if not os.path.isfile(path):
         if path != "/job/hostfile":
@@ -114,10 +117,11 @@ def _all(known: Mapping[str, int]) -> dict[str, list[int]]:
 
 
 def filtered(known: Mapping[str, int], *, include: str, exclude: str) -> dict[str, list[int]]:
-    """Host -> slots that are left: DeepSpeed's ``NAME[:SLOT[,SLOT...]][@NAME...]``.
+    """Host -> remaining slots, by DeepSpeed's filters ``NAME[:SLOT[,SLOT...]][@NAME...]``.
 
     Raises:
-        SpmdZeroUsageError: both filters, another form, an unknown host or slot, or none is left.
+        SpmdZeroUsageError: both filters are given, one is malformed, a host or slot is unknown, or
+            no slot remains.
     """
     everything = _all(known)
     if include and exclude:

@@ -1,4 +1,4 @@
-"""The processes of one job: started, printed with their hosts' names, ended together."""
+"""Starts the processes of one job, prints their lines with their hosts' names, ends them."""
 
 import collections
 import contextlib
@@ -17,27 +17,28 @@ from spmdzero.backend.hosts.processes import STATUS
 from spmdzero.errors import HostsDifferError
 
 _LAST_LINES = 10
-# The others say themselves which host is gone, and then end.
+# Seconds in which the other hosts report which host is gone, and then end.
 _TO_SAY_SO = 8.0
-# The one that they name may end, too.
+# Seconds in which the host that they name may end, too.
 _TO_FOLLOW = 3.0
 _TO_END = 5.0
 _PAUSE = 0.05
 _INTERRUPTED = 130
 HOSTS_DIFFER = HostsDifferError.__name__
-"""What a host says that it failed by, where each has failed by the same."""
-# Whichever of them is blamed: none of them is gone, and it comes again where the script does it.
+"""The error that each host reports if the hosts' scripts or settings differ."""
+# The error if hosts wait at different places: whichever host is blamed, no host is gone, and the
+# next start fails in the same way if the script is the cause.
 _APART = "the hosts came to different places, where each waited for the others"
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """What starts one host's process.
+    """The command that starts one host's process.
 
     Attributes:
-        name: of the host, which stands before each of its lines.
+        name: the host's name, which is printed before each of its lines.
         words: the command line.
-        variables: its whole environment.
+        variables: the whole environment of the process.
     """
 
     name: str
@@ -47,14 +48,14 @@ class Command:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """Why a job has failed.
+    """The cause of a job's failure.
 
     Attributes:
-        host: the name of the host that the others' failures follow from.
-        status: its exit status, as a shell says it; that of another where it froze.
-        error: its exception, or the exit that its script asked for, or that it went another way
-            than the others; empty where it is none of these.
-        repeats: whether the next start would fail by it again.
+        host: name of the host that caused the failures of the others.
+        status: the host's exit status, as a shell reports it; the first failed host's if it froze.
+        error: the host's exception, or the exit that its script asked for, or a note that the hosts
+            came to different places; empty if it is none of these.
+        repeats: whether the next start would fail by the same error.
     """
 
     host: str
@@ -65,13 +66,13 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """How a job has ended.
+    """The result of a job.
 
     Attributes:
-        status: the failure's; 0 where all ended well, 130 after Ctrl-C.
-        failure: None in these two cases.
+        status: the failure's status; 0 if all hosts ended well, 130 after Ctrl-C.
+        failure: the failure, None in these two cases.
         saved: the newest checkpoint that the job has completed.
-        sizes: numbers of hosts on which its batch holds, where its launcher asks for that.
+        sizes: numbers of hosts on which the batch holds, if the launcher asks for that.
     """
 
     status: int
@@ -81,12 +82,12 @@ class Run:
 
 
 class Started:
-    """A host's process that was started.
+    """A started process of a host.
 
     Attributes:
         name: as in `Command`.
-        last: its last lines.
-        told: what it told its launcher, the latest of each kind.
+        last: the process's last lines.
+        told: the latest message of each kind that the process sent to its launcher.
     """
 
     def __init__(self, command: Command, printing: threading.Lock) -> None:
@@ -94,7 +95,7 @@ class Started:
         self.last: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
         self.told: dict[str, Any] = {}
         self._heard_out = False
-        # A session of its own: Ctrl-C reaches the launcher alone, which ends all.
+        # The process gets its own session: Ctrl-C reaches only the launcher, which ends all.
         self._process = subprocess.Popen(
             command.words,
             env=command.variables,
@@ -128,7 +129,7 @@ class Started:
                 print(f"{self.name}: {text}", file=target, flush=True)
 
     def status(self) -> int | None:
-        """As a shell says it, None while it runs; all of its lines are printed then."""
+        """The exit status as a shell reports it, None while it runs; prints all lines first."""
         status = self._process.poll()
         if status is None:
             return None
@@ -138,25 +139,25 @@ class Started:
     def _hear_out(self) -> None:
         if not self._heard_out:
             for pump in self._pumps:
-                # What it started itself may hold on to its streams, for as long as it lives.
+                # A process that it started may keep its streams open for as long as it lives.
                 pump.join(1)
         self._heard_out = True
 
     def tell_of_an_end(self) -> None:
-        """Tells it that another host has failed, so that it doesn't wait for signs of life."""
+        """Tells the process that another host has failed, so that it doesn't wait for it."""
         with contextlib.suppress(OSError, ValueError):
             if self._process.stdin is not None:
                 self._process.stdin.write("\n")
                 self._process.stdin.flush()
 
     def ask_to_end(self) -> None:
-        """Closes its stdin, by which a process on any host is told to end."""
+        """Closes the process's stdin, which tells a process on any host to end."""
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
 
     def kill(self) -> None:
-        """Ends what is here of it, whatever it does, and what it started."""
+        """Kills the local process and its children."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -164,10 +165,10 @@ class Started:
 
 
 def run_together(commands: Sequence[Command]) -> Run:
-    """Runs all until each has ended well, or one has not: then the others are ended.
+    """Runs all processes until each has ended well, or until one fails and the others are ended.
 
-    A failure is described on stderr, with the last lines of the host that it comes from. SIGTERM
-    ends the hosts as Ctrl-C does.
+    A failure is described on stderr, with the last lines of the host that caused it. SIGTERM ends
+    the hosts as Ctrl-C does.
     """
     printing = threading.Lock()
     before = signal.signal(signal.SIGTERM, _interrupt)
@@ -206,7 +207,7 @@ def _failed_run(started: Sequence[Started], cause: Started, status: int) -> Run:
 
 
 def _first_failure(started: Sequence[Started]) -> tuple[Started, int] | None:
-    """None when all have ended well."""
+    """The host that caused a failure and its status, or None if all hosts have ended well."""
     while True:
         statuses = [(host, host.status()) for host in started]
         failed = [(host, status) for host, status in statuses if status]
@@ -218,7 +219,7 @@ def _first_failure(started: Sequence[Started]) -> tuple[Started, int] | None:
 
 
 def _cause(started: Sequence[Started], first: tuple[Started, int]) -> tuple[Started, int]:
-    """The failure that the others follow from."""
+    """The host that caused the other failures, and the status."""
     begun = time.monotonic()
     while True:
         ended = [(host, status) for host in started if (status := host.status()) is not None]
@@ -229,14 +230,14 @@ def _cause(started: Sequence[Started], first: tuple[Started, int]) -> tuple[Star
         # A host that is frozen never ends.
         longest = _TO_FOLLOW if blamed else _TO_SAY_SO
         if len(ended) == len(started) or time.monotonic() - begun > longest:
-            # Those that have waited for others in vain before they met can't say for whom.
+            # Hosts that waited in vain before all were connected can't name the missing host.
             stands = [host for host in started if host.status() is None]
             return (*blamed, *stands, first[0])[0], first[1]
         time.sleep(_PAUSE)
 
 
 def _let_the_others_say_so(started: Sequence[Started], cause: Started) -> None:
-    """Waits for those that see by themselves that it is gone, and name the newest checkpoint."""
+    """Waits for hosts that notice the end of `cause`, and report the newest checkpoint."""
     deadline = time.monotonic() + _TO_SAY_SO
     others = [host for host in started if host is not cause and WATCHES in host.told]
     for host in others:
@@ -246,11 +247,11 @@ def _let_the_others_say_so(started: Sequence[Started], cause: Started) -> None:
 
 
 def _blamed(started: Sequence[Started], *, apart: bool | None = None) -> list[Started]:
-    """The host of which most of the others say that they can't go on for it; empty for none.
+    """A list with the host that most other hosts blame, or an empty list.
 
     Args:
-        apart: count only those that say that it came to another place, or those that say that it
-            is gone; None for all.
+        apart: True counts only reports that a host came to a different place, False only reports
+            that it is gone, None counts all.
     """
     said = [host.told["blames"] for host in started if "blames" in host.told]
     votes = collections.Counter(peer for peer, kind in said if apart in (None, kind))
@@ -285,6 +286,6 @@ def _end(started: Sequence[Started]) -> None:
         while time.monotonic() < deadline and any(host.status() is None for host in started):
             time.sleep(_PAUSE)
     finally:
-        # After a second Ctrl-C too: who stands still ends by nothing else.
+        # Also after a second Ctrl-C: a process that hangs ends by nothing else.
         for host in started:
             host.kill()

@@ -1,4 +1,4 @@
-"""`spmdzero launch`: which hosts, and the job that runs on them."""
+"""`spmdzero launch`: chooses the hosts, and runs a job on them."""
 
 import dataclasses
 import os
@@ -24,18 +24,19 @@ _PORT = 29500
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Line:
-    """What a line of `spmdzero launch` says.
+    """The arguments of a command line of `spmdzero launch`.
 
     Attributes:
-        script: and its arguments; ``-m`` before a module's name.
-        hosts: how many processes of this machine stand for hosts; None for those of `hostfile`.
-        devices: virtual devices of the CPU for each of those.
+        script: the script and its arguments; ``-m`` before a module's name.
+        hosts: number of processes of this machine that act as hosts; None to use `hostfile`.
+        devices: number of virtual devices of the CPU for each of these processes.
         hostfile: a file of hosts that ssh reaches.
-        include, exclude: which of its hosts and devices, as DeepSpeed writes it.
-        address, port: of the first process; by default the first host's name, and 29500.
-        remote: how ssh reaches hosts.
-        restarts: how often the job is started again after a failure.
-        elastic: whether it goes on without a host that is gone.
+        include, exclude: the file's hosts and devices to use or leave out, as in DeepSpeed.
+        address, port: address and port of the first process; by default the first host's name, and
+            29500.
+        remote: settings for ssh.
+        restarts: largest number of restarts after failures.
+        elastic: whether the job goes on without a host that is gone.
     """
 
     script: Sequence[str]
@@ -52,13 +53,14 @@ class Line:
 
 
 def launch(line: Line) -> int:
-    """Runs a script in one process for each host, until all have ended or one has failed for good.
+    """Runs a script in one process per host, until all have ended or one has failed for good.
 
-    Returns 0, or the status of the host from which the last failure came.
+    Returns 0, or the status of the host that caused the last failure.
 
     Raises:
-        SpmdZeroUsageError: no hosts are named, or in two ways; --elastic without --restarts; the
-            backend connects no hosts; or see `read_hostfile`, `filtered`, `run_with_restarts`.
+        SpmdZeroUsageError: no hosts are named, or they are named in two ways; --elastic without
+            --restarts; the backend can't connect hosts; or see `read_hostfile`, `filtered`,
+            `run_with_restarts`.
     """
     if line.elastic and not line.restarts:
         raise SpmdZeroUsageError(
@@ -77,10 +79,10 @@ def launch(line: Line) -> int:
 
 
 def _require_backend(line: Line) -> None:
-    """Raises SpmdZeroUsageError where the hosts' backend can't connect them."""
+    """Raises SpmdZeroUsageError if the backend can't connect the hosts."""
     if line.hosts is None:
         variables = exported_variables()
-        # What another host has is not known here.
+        # The platform of other hosts is not known here.
         platform = variables.get("PJRT_DEVICE", "")
     else:
         variables = dict(os.environ)

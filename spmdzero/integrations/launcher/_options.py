@@ -1,4 +1,4 @@
-"""The launcher's command line: DeepSpeed's options, and what has no meaning or no place here."""
+"""The launcher's command line: DeepSpeed's options, of which some are ignored or refused."""
 
 import argparse
 import logging
@@ -10,7 +10,7 @@ from spmdzero.errors import SpmdZeroUsageError
 
 _NO_SSH = "no other host is reached from here"
 _ONE_PROCESS = "one process drives all devices of a host, with all of its cores"
-# Option -> why it changes nothing.
+# Option -> why it has no effect.
 _WITHOUT_MEANING = {
     "launcher": _NO_SSH,
     "launcher_args": _NO_SSH,
@@ -20,7 +20,7 @@ _WITHOUT_MEANING = {
     "bind_cores_to_rank": _ONE_PROCESS,
     "bind_core_list": f"{_ONE_PROCESS}: start the line under `taskset -c LIST` to choose them",
 }
-# Option -> why not, and what to do.
+# Option -> why it is refused, and what to do.
 _REFUSED = {
     "autotuning": why_refused("autotuning"),
     "force_multi": "it starts a script on another host by ssh. Run the line on that host",
@@ -29,10 +29,10 @@ logger = logging.getLogger("spmdzero")
 
 
 def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
-    """What DeepSpeed's launcher reads of a command line (launcher/runner.py, `parse_args`).
+    """Parses a command line of DeepSpeed's launcher (launcher/runner.py, `parse_args`).
 
     Raises:
-        SystemExit: an option that DeepSpeed doesn't have either.
+        SystemExit: the line has an option that DeepSpeed doesn't have.
     """
     parser = argparse.ArgumentParser(
         prog="deepspeed",
@@ -71,10 +71,10 @@ def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def judge(options: argparse.Namespace) -> None:
-    """Says which options of a line change nothing.
+    """Logs which options of a line have no effect.
 
     Raises:
-        SpmdZeroUsageError: one that can't be honoured.
+        SpmdZeroUsageError: an option can't be honoured.
     """
     for name, reason in _REFUSED.items():
         if getattr(options, name):

@@ -1,8 +1,8 @@
 """One host's process of a job: runs the script, and ends when its launcher does.
 
-`python -m spmdzero.integrations.launcher.node [--elastic] [-m] SCRIPT ...`, which `spmdzero launch`
-starts on each host. The launcher holds the other end of stdin, through ssh too, and writes into it
-when another host has ended.
+`spmdzero launch` starts `python -m spmdzero.integrations.launcher.node [--elastic] [-m] SCRIPT ...`
+on each host. The launcher holds the other end of stdin, through ssh too, and writes into it when
+another host has ended.
 """
 
 import os
@@ -22,17 +22,17 @@ from spmdzero.integrations.launcher._job import HOSTS_DIFFER
 
 _MODULE = "-m"
 _TO_END = 3.0
-# Characters of an error, of which JSON makes at most six bytes each.
+# Largest number of characters of a reported error; JSON makes at most six bytes of each.
 _LONGEST = 500
-# Whoever starts the same script again meets the same.
+# Errors that a new start of the same script would raise again.
 _REPEATED = (SpmdZeroConfigError, SpmdZeroUsageError, ImportError, SyntaxError)
 
 
 def main() -> None:
-    """Becomes the script.
+    """Runs the script in this process.
 
     Raises:
-        SystemExit: with the script's own code; 2 where there is no such script.
+        SystemExit: with the script's own code; 2 if there is no such script.
     """
     launcher = os.dup(0)
     with open(os.devnull) as nothing:
@@ -72,7 +72,7 @@ def _leave_to_the_first_what_all_raise() -> None:
 
 def _tell_failure(error: BaseException) -> None:
     if isinstance(error, HostsDifferError):
-        # The first host says the rest, once for all.
+        # The first host prints the rest, once for all hosts.
         _to_launcher.tell("failed", (HOSTS_DIFFER, True))
         return
     first_line = (str(error).splitlines() or [""])[0]
@@ -82,13 +82,13 @@ def _tell_failure(error: BaseException) -> None:
 
 def _end_with(launcher: int) -> None:
     while os.read(launcher, 1):
-        # It says so of another host, for which this one may wait on its devices, where no exception
-        # comes of it.
+        # The launcher writes that another host has ended. This host may be waiting for that host on
+        # its devices, where no exception is raised.
         watched = watch()
         if watched is not None:
             watched.suspect()
     os.kill(os.getpid(), signal.SIGTERM)
-    # JAX takes that for a notice that the machine will be gone.
+    # JAX takes SIGTERM for a notice that the machine will be gone, and may not end.
     time.sleep(_TO_END)
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""`deepspeed train.py ...`: the script, in one process that drives all devices of this host."""
+"""`deepspeed train.py ...`: runs the script in one process that drives all of a host's devices."""
 
 import argparse
 import atexit
@@ -20,7 +20,7 @@ from spmdzero.integrations.launcher._commands import ENVIRONMENT_FILE, variables
 from spmdzero.integrations.launcher._hosts import Place, place_of
 from spmdzero.integrations.launcher._options import judge, parse_args
 
-# As DeepSpeed calls it, for accelerate.
+# accelerate imports it under DeepSpeed's name.
 DEEPSPEED_ENVIRONMENT_NAME = ENVIRONMENT_FILE
 logger = logging.getLogger("spmdzero")
 
@@ -39,7 +39,7 @@ def main(args: Sequence[str] | None = None) -> None:
         set_log_level_from_string("error" if options.quiet else options.log_level)
         judge(options)
         place = place_of(options, virtual_devices=_virtual_devices())
-        # A runtime that is asked for its platform connects the hosts.
+        # The question for the runtime's platform connects the hosts.
         named = variables_of(
             place.rank, hosts=place.hosts, address=place.address, port=options.master_port
         )
@@ -60,10 +60,10 @@ def _virtual_devices() -> int:
 
 
 def _use_devices(place: Place) -> None:
-    """A CPU has as many virtual devices as it is told; a TPU host's process has all its chips."""
+    """Sets the number of a CPU's virtual devices; a TPU host's process has all its chips."""
     if place.devices is None:
         return
-    # A CPU's runtime reads it with the first question about devices.
+    # A CPU's runtime reads the variable at the first question about devices.
     os.environ["CPU_NUM_DEVICES"] = str(place.devices)
     if runtime.platform() == "CPU":
         return
@@ -79,11 +79,11 @@ def _use_devices(place: Place) -> None:
 
 
 def _save_pid() -> None:
-    """DeepSpeed's file for tools that end a run; this process is launcher and script in one."""
+    """Writes DeepSpeed's file for tools that end a run; launcher and script are one process."""
     print(f"launcher pid: {os.getpid()}")
     file = Path("/tmp", f"{os.getpid()}.deepspeed")
     try:
-        # Anyone can put a link there, to a file of somebody else's.
+        # Anyone can put a link there that leads to another user's file.
         handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         raise SpmdZeroUsageError(
@@ -115,7 +115,7 @@ def _become(options: argparse.Namespace) -> None:
             raise SpmdZeroUsageError(f"--no_python {options.user_script}: no such program")
         sys.stdout.flush()
         os.execv(program, [options.user_script, *arguments])
-    # DeepSpeed starts the script by `python -u`: its lines are there when they are printed.
+    # DeepSpeed starts the script by `python -u`, which writes each line at once.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
     run_as_main(options.user_script, arguments, module=options.module)

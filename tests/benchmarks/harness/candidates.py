@@ -57,6 +57,14 @@ XLA_DDP = Candidate(
 ON_JAX, ON_JAX_THREE_CALLS = on_jax(ZERO_2), on_jax(THREE_CALLS)
 JAX = Candidate(name="jax.jit ZeRO-2 by hand", peer="jax_zero")
 
+ON_JAX_3 = on_jax(ours("ZeRO-3", stage=3))
+DEEPSPEED_3 = Candidate(
+    name="DeepSpeed ZeRO-3", peer="deepspeed_zero", options={"stage": 3}, ranks=True
+)
+FSDP2_RESHARD = Candidate(name="torch FSDP2", peer="fsdp2", options={"reshard": True}, ranks=True)
+JAX_3 = Candidate(name="jax.jit ZeRO-3 by hand", peer="jax_zero", options={"stage": 3})
+
+STAGE_3 = (ON_JAX_3, DEEPSPEED_3, FSDP2_RESHARD, FSDPV2, JAX_3, ON_JAX)
 BACKENDS = (ZERO_2, ON_JAX, THREE_CALLS, ON_JAX_THREE_CALLS, JAX)
 ALL = (
     ZERO_2, THREE_CALLS, ZERO_1, DEEPSPEED_2, DEEPSPEED_1, FSDP2, DDP, FSDPV2, XLA_DDP, JAX,

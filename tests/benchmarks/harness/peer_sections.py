@@ -124,6 +124,25 @@ def backends(scale: Scale) -> Iterator[str]:
         yield from _table_of(runs)
 
 
+def stage_3(scale: Scale) -> Iterator[str]:
+    """ZeRO-3 beside its peers, over models and devices."""
+    yield (
+        "Parameters are shards between steps, gathered where they are used, in the forward and\n"
+        "again in the backward, which is the wire of 3 passes over them. By hand it is JAX's\n"
+        "rematerialisation that gathers them again. XLA on the CPU joins both gathers: it keeps\n"
+        "what was gathered, and has the wire of 2.\n"
+    )
+    for model, count, steps in (
+        (scale.wide, 2, scale.wide_steps),
+        (scale.wide, 8, scale.large_steps),
+        (scale.large, 2, scale.large_steps),
+        (scale.large, 8, scale.large_steps),
+    ):
+        workload = Workload(model=model, devices=count, steps=steps)
+        yield f"{model}, {count} devices:"
+        yield from _table_of(run_all(workload, scale.stage_3, rounds=scale.rounds))
+
+
 def small_tensors(scale: Scale) -> Iterator[str]:
     """Whole or sharded states of small tensors, and their gradients summed apart or together."""
     workload = Workload(model=scale.middle, devices=8, steps=max(1, scale.steps // 2))

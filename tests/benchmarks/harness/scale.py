@@ -24,6 +24,7 @@ class Scale:
         everybody: who trains the middle GPT.
         fewer: who trains the others and the CNN.
         backends: who shows what the two backends differ in.
+        stage_3: who trains at ZeRO-3, and one at ZeRO-2 to compare with.
         series: who is followed over devices and sizes.
         counts: devices to follow them over.
         accumulation: micro-batches a step where stage 1 is compared with stage 0.
@@ -43,6 +44,7 @@ class Scale:
     everybody: tuple[Candidate, ...] = who.ALL
     fewer: tuple[Candidate, ...] = _FEWER
     backends: tuple[Candidate, ...] = who.BACKENDS
+    stage_3: tuple[Candidate, ...] = who.STAGE_3
     series: tuple[Candidate, ...] = (who.ZERO_2, who.DEEPSPEED_2, who.FSDP2, who.JAX)
     counts: tuple[int, ...] = (1, 2, 4, 8)
     accumulation: int = 8

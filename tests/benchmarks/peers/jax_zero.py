@@ -1,5 +1,6 @@
-"""ZeRO-2 written by hand in JAX: one `jax.jit`, `NamedSharding` for gradients and moments."""
+"""ZeRO-2 and ZeRO-3 written by hand in JAX: one `jax.jit`, `NamedSharding` for what is split."""
 
+import functools
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 from harness import protocol
 from harness.workload import CLIP, LEARNING_RATE, SIZES, WEIGHT_DECAY, Workload
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from torch import nn
 
@@ -18,9 +20,15 @@ _BETAS, _EPSILON = (0.9, 0.999), 1e-8
 
 
 class Peer(protocol.Peer):
-    """Donated state, one program per step."""
+    """Donated state, one program per step.
 
-    def __init__(self, workload: Workload) -> None:
+    Args:
+        workload: what is trained.
+        stage: 3 keeps parameters as shards, and gathers them in the forward and in the backward.
+    """
+
+    def __init__(self, workload: Workload, *, stage: int = 2) -> None:
+        self._stage = stage
         self._mesh = Mesh(np.array(jax.devices()), ("fsdp",))
         if len(jax.devices()) != workload.devices:
             raise RuntimeError(f"{len(jax.devices())} devices, not {workload.devices}")
@@ -39,7 +47,8 @@ class Peer(protocol.Peer):
             lambda: {name: jnp.zeros(a.shape, a.dtype) for name, a in arrays.items()},
             out_shardings=self._shards,
         )
-        parameters = jax.device_put(arrays, self._whole)
+        self._resting = self._shards if self._stage == 3 else dict.fromkeys(arrays, self._whole)
+        parameters = jax.device_put(arrays, self._resting)
         step = jax.device_put(jnp.zeros(()), self._whole)
         self._state = jax.block_until_ready((parameters, zeros(), zeros(), step))
 
@@ -57,12 +66,12 @@ class Peer(protocol.Peer):
 
     def _update(self, state: Any, inputs: jax.Array, targets: jax.Array) -> Any:
         parameters, first, second, step = state
-        loss, grads = jax.value_and_grad(self._loss)(parameters, inputs, targets)
+        loss, grads = jax.value_and_grad(self._of_resting)(parameters, inputs, targets)
         grads = self._constrain(grads, self._shards)
         norm = jnp.sqrt(sum(jnp.sum(g * g) for g in grads.values()))
         scale = jnp.minimum(1.0, CLIP / (norm + 1e-6))
         step = step + 1
-        (b1, b2), whole = _BETAS, dict.fromkeys(grads, self._whole)
+        b1, b2 = _BETAS
         first = {k: b1 * first[k] + (1 - b1) * scale * g for k, g in grads.items()}
         second = {k: b2 * second[k] + (1 - b2) * (scale * g) ** 2 for k, g in grads.items()}
 
@@ -73,7 +82,22 @@ class Peer(protocol.Peer):
             return own * (1 - LEARNING_RATE * WEIGHT_DECAY) - LEARNING_RATE * mean / root
 
         new = self._constrain({name: updated(name) for name in parameters}, self._shards)
-        return (self._constrain(new, whole), first, second, step), loss
+        return (self._constrain(new, self._resting), first, second, step), loss
+
+    def _of_resting(self, parameters: Tree, inputs: jax.Array, targets: jax.Array) -> jax.Array:
+        if self._stage < 3:
+            return self._loss(parameters, inputs, targets)
+
+        # All that the backward needs is kept but the gathered parameters, which it gathers again.
+        @functools.partial(
+            jax.checkpoint, policy=jax.checkpoint_policies.save_anything_except_these_names("whole")
+        )
+        def gathered(shards: Tree) -> jax.Array:
+            whole = self._constrain(shards, dict.fromkeys(shards, self._whole))
+            named = {name: checkpoint_name(array, "whole") for name, array in whole.items()}
+            return self._loss(named, inputs, targets)
+
+        return gathered(parameters)
 
     def _constrain(self, tree: Tree, shardings: dict[str, NamedSharding]) -> Tree:
         return {k: jax.lax.with_sharding_constraint(t, shardings[k]) for k, t in tree.items()}

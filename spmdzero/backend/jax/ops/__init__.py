@@ -1,4 +1,4 @@
-"""What aten's functional ops compute, of jax arrays: `lowering` of an overload is a function."""
+"""Functional aten ops on jax arrays: `lowering` maps an overload to its function."""
 
 import importlib
 import pkgutil
@@ -16,6 +16,6 @@ __all__ = [
     "torch_dtype",
 ]
 
-# Importing a family enters its ops into the table.
+# Importing the module of a family enters its ops into the table.
 for _family in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_family.name}")

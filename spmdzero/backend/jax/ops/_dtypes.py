@@ -1,4 +1,4 @@
-"""torch's dtypes as JAX's and back, and torch's rules of promotion applied to jax arrays."""
+"""Conversion between torch's dtypes and JAX's, and torch's type promotion for jax arrays."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAMES = {
         for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
     },
 }
-# The newest of the float8 types are missing in older versions of either.
+# Older versions of torch or JAX lack the newest float8 types.
 _TO_JAX = {
     getattr(torch, theirs): np.dtype(getattr(jnp, ours))
     for theirs, ours in _NAMES.items()
@@ -56,13 +56,13 @@ _default: contextvars.ContextVar[torch.dtype | None] = contextvars.ContextVar(
 
 
 def default_dtype() -> torch.dtype:
-    """torch's default dtype when the operation was recorded that is being lowered."""
+    """torch's default dtype at the time when the operation being lowered was recorded."""
     return _default.get() or torch.get_default_dtype()
 
 
 @contextlib.contextmanager
 def default_dtype_is(dtype: torch.dtype) -> Iterator[None]:
-    """Inside, operations are lowered as they were recorded under this default dtype."""
+    """Context in which operations are lowered as recorded under this default dtype."""
     before = _default.set(dtype)
     try:
         yield
@@ -72,7 +72,7 @@ def default_dtype_is(dtype: torch.dtype) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Number:
-    """A float of Python's that is an input of the program.
+    """A Python float that is an input of the program.
 
     Attributes:
         array: 0-dim fp64.
@@ -87,7 +87,7 @@ def is_number(x: Any) -> bool:
 
 
 def dtype_of(x: Any) -> torch.dtype:
-    """The dtype of torch of an array or of a Python number."""
+    """The torch dtype of an array or of a Python number."""
     if is_number(x):
         if isinstance(x, bool):
             return torch.bool
@@ -110,7 +110,7 @@ def _promote(a: torch.dtype | None, b: torch.dtype | None) -> torch.dtype | None
 
 
 def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
-    """What torch's combine_categories says: the lower rank widens only by its category."""
+    """torch's `combine_categories`: a lower rank widens the dtype only by its category."""
     if higher is None or lower is None or higher.is_complex:
         return lower if higher is None else higher
     if higher.is_floating_point:
@@ -121,7 +121,7 @@ def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dty
 
 
 def result_type(*xs: Any) -> torch.dtype:
-    """torch.result_type of any number of arrays and Python numbers."""
+    """`torch.result_type` of any number of arrays and Python numbers."""
     dims = zeros = numbers = None
     for x in xs:
         if is_number(x):
@@ -136,48 +136,48 @@ def result_type(*xs: Any) -> torch.dtype:
 
 
 def math_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What torch's kernels compute the dtype in: float32 for the floats of less than 32 bits."""
+    """The dtype in which torch's kernels compute: float32 for floats of less than 32 bits."""
     return torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
 
 
 def float_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype, or torch's default one for integers and bools."""
+    """The dtype itself if it is inexact, else torch's default dtype."""
     return dtype if is_inexact(dtype) else default_dtype()
 
 
 def cast(x: Any, dtype: torch.dtype | None) -> Any:
-    """The array (or number) in this dtype; None leaves it."""
+    """The array (or number) in this dtype; None changes nothing."""
     if isinstance(x, Number):
         x = x.array
     if dtype is None:
         return x
     if not is_number(x) and not dtype.is_complex and jnp.iscomplexobj(x):
-        # JAX warns where torch drops the imaginary part in silence; to bool both parts count.
+        # torch drops the imaginary part silently, where JAX warns; for bool both parts count.
         x = x != 0 if dtype == torch.bool else jnp.real(x)
     wanted = jax_dtype(dtype)
     if isinstance(x, jax.Array) and x.dtype == wanted and not x.weak_type:
-        # JAX takes a tenth of a millisecond to find that it has nothing to do.
+        # Return early: JAX takes a tenth of a millisecond to find that nothing has to be done.
         return x
     return jnp.asarray(x, wanted)
 
 
 def common(*xs: Any) -> tuple[Any, ...]:
-    """The operands promoted as torch does, half precision on to float32, to be rounded once."""
+    """The operands promoted as in torch, and half precision further to float32 for one rounding."""
     dtype = math_dtype(result_type(*xs))
     return tuple(cast(x, dtype) for x in xs)
 
 
 def common_float(*xs: Any) -> tuple[Any, ...]:
-    """As `common`, with integers in torch's default floating dtype."""
+    """The operands as of `common`, with integers in torch's default floating dtype."""
     dtype = math_dtype(float_dtype(result_type(*xs)))
     return tuple(cast(x, dtype) for x in xs)
 
 
 def wide(x: Any) -> Any:
-    """The array with half precision as float32; None stays."""
+    """The array, half precision as float32; None stays None."""
     return None if x is None else cast(x, math_dtype(dtype_of(x)))
 
 
 def wide_float(x: Any) -> Any:
-    """The array in floating point, half precision as float32."""
+    """The array as floating point, half precision as float32."""
     return common_float(x)[0]

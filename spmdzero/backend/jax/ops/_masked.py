@@ -1,4 +1,4 @@
-"""Writing where masks say: how many elements they select is known on the devices only."""
+"""Writes selected by masks: only the devices know how many elements a mask selects."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import jax.numpy as jnp
 
 
 def is_mask(index: Any) -> bool:
-    """Whether an index of torch's selects by what is true in it."""
+    """Whether an index is a mask, which selects where it is true."""
     return index is not None and index.dtype in (jnp.bool_, jnp.uint8)
 
 
 def poison(dtype: Any) -> Any:
-    """What stands where there is no right element: JAX's own choice for what it gathers outside.
+    """The value for elements that have no right one, the same that JAX gathers from outside.
 
-    NaN, the least signed or the greatest unsigned integer, True.
+    It is NaN, the least signed or the greatest unsigned integer, or True.
     """
     if jnp.issubdtype(dtype, jnp.inexact):
         return jnp.nan
@@ -26,22 +26,22 @@ def poison(dtype: Any) -> Any:
 
 
 def masked_put(self: Any, indices: Any, values: Any, *, accumulate: bool) -> Any:
-    """self with the values, of its dtype, where the indices say, at least one of which is a mask.
+    """self with values at the indices, at least one of which is a mask.
 
-    Where the masks select another number than the other indices or the values have, torch raises.
-    Here every element is `poison` then.
+    Where the masks select another number of elements than the other indices or the values have,
+    torch raises. Here every element becomes `poison`.
 
     Args:
         self: any shape.
-        indices: arrays of integers, masks, and Nones, as torch's ``index_put`` takes them.
-        values: of a shape that broadcasts to what is selected.
+        indices: arrays of integers, masks, and Nones, as in torch's ``index_put``.
+        values: in self's dtype, of a shape that broadcasts to that of the selection.
         accumulate: whether the values are added.
     """
     places = [place for place, index in enumerate(indices) if index is not None]
     given = [indices[place] for place in places]
     taken = sum(index.ndim if is_mask(index) else 1 for index in given)
     adjacent = places == list(range(places[0], places[-1] + 1))
-    # How many dims of what is selected come after those of the indices, as in NumPy.
+    # Number of the selection's dims that come after those of the indices, as in NumPy.
     after = self.ndim - taken - (places[0] if adjacent else 0)
     length = values.shape[-after - 1] if values.ndim > after else 1
     if len(given) == 1 and length == 1:
@@ -73,7 +73,7 @@ def masked_put(self: Any, indices: Any, values: Any, *, accumulate: bool) -> Any
             parts.extend(jnp.where(first, place[:1], place) if size else place for place in found)
         else:
             parts.append(index)
-    # What comes after the last one that is selected is outside, where nothing is written.
+    # Places behind the last selected element are set outside, where nothing is written.
     parts[places[0]] = jnp.where(ranks < count, parts[places[0]], self.shape[places[0]])
     target = self.at[tuple(parts)]
     changed = (target.add if accumulate else target.set)(values, mode="drop")

@@ -1,4 +1,4 @@
-"""The table itself: from the name of an aten overload to the function of jax arrays."""
+"""The table of operations: names of aten overloads and their functions of jax arrays."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, TypeVar
 Lowering = Callable[..., Any]
 F = TypeVar("F", bound=Lowering)
 
-# Names, not OpOverloads, are the keys: a name that this version of torch lacks is then no error.
+# The keys are names, not OpOverloads: a name that this version of torch lacks is no error.
 _TABLE: dict[str, Lowering] = {}
 
 
 class UnsupportedError(Exception):
-    """An operation can't be computed as it is called.
+    """An operation can't be computed with these arguments.
 
     Attributes:
-        fix: what works instead, a sentence without a full stop; empty where nothing is known.
+        fix: what works instead, a sentence without a full stop; empty if nothing is known.
     """
 
     def __init__(self, reason: str, fix: str = "") -> None:
@@ -25,11 +25,11 @@ class UnsupportedError(Exception):
 
 
 def lowers(*names: str) -> Callable[[F], F]:
-    """Enter the function under these names: "add.Tensor", or "relu" for relu.default."""
+    """Decorator that enters a function under names: "add.Tensor", or "relu" for relu.default."""
 
     def enter(function: F) -> F:
         for name in names:
-            # The decompositions of torch end in a few ops of prims.
+            # torch's decompositions end in a few ops of prims.
             full = name if name.startswith("prims.") else f"aten.{name}"
             key = full if full.count(".") == 2 else f"{full}.default"
             if key in _TABLE:
@@ -41,10 +41,10 @@ def lowers(*names: str) -> Callable[[F], F]:
 
 
 def lowering(func: Any) -> Lowering | None:
-    """What computes `func`, an OpOverload, of jax arrays; None where the table lacks it."""
+    """The function of jax arrays that computes `func`, an OpOverload; None without an entry."""
     return _TABLE.get(str(func))
 
 
 def table() -> dict[str, Lowering]:
-    """Every entry by its name, such as "aten.add.Tensor"."""
+    """All entries by name, such as "aten.add.Tensor"."""
     return dict(sorted(_TABLE.items()))

@@ -15,7 +15,7 @@ from spmdzero.backend.jax.ops._table import lowers
 
 @lowers("relu")
 def relu(self: Any) -> Any:
-    """self, with 0 for what is negative; NaN stays."""
+    """self, with 0 in the place of negative numbers; NaN stays."""
     return jnp.maximum(self, jnp.zeros((), self.dtype))
 
 
@@ -41,7 +41,7 @@ def tanh_backward(grad_output: Any, output: Any) -> Any:
 
 @lowers("gelu")
 def gelu(self: Any, approximate: str = "none") -> Any:
-    """x times the normal distribution's mass below x, or its approximation by tanh."""
+    """x times the normal distribution's mass below x, or the approximation by tanh."""
     x = wide(self)
     if approximate == "tanh":
         return jax.nn.gelu(x, approximate=True)
@@ -57,7 +57,7 @@ def silu(self: Any) -> Any:
 
 @lowers("elu")
 def elu(self: Any, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Any:
-    """x, or where it is not positive an exponential that goes to -alpha."""
+    """x where it is positive, else an exponential that tends to -alpha."""
     x = wide(self)
     below = jnp.expm1(jnp.minimum(x, 0) * input_scale) * alpha
     return jnp.where(x > 0, x, below) * scale
@@ -65,20 +65,20 @@ def elu(self: Any, alpha: float = 1, scale: float = 1, input_scale: float = 1) -
 
 @lowers("leaky_relu")
 def leaky_relu(self: Any, negative_slope: float = 0.01) -> Any:
-    """x, or where it is negative a small part of it."""
+    """x, times the slope where it is negative."""
     x = wide(self)
     return jnp.where(x > 0, x, x * negative_slope)
 
 
 @lowers("hardtanh")
 def hardtanh(self: Any, min_val: float = -1, max_val: float = 1) -> Any:
-    """x between the two values."""
+    """x limited to the two values."""
     return jnp.clip(self, jnp.asarray(min_val, self.dtype), jnp.asarray(max_val, self.dtype))
 
 
 @lowers("softplus")
 def softplus(self: Any, beta: float = 1, threshold: float = 20) -> Any:
-    """A smooth relu, x itself beyond the threshold."""
+    """A smooth relu, and x itself beyond the threshold."""
     x = wide(self)
     inner = jnp.where(x * beta > threshold, 0, x * beta)
     return jnp.where(x * beta > threshold, x, jnp.log1p(jnp.exp(inner)) / beta)
@@ -86,7 +86,7 @@ def softplus(self: Any, beta: float = 1, threshold: float = 20) -> Any:
 
 @lowers("log_sigmoid_forward")
 def log_sigmoid_forward(self: Any) -> tuple[Any, Any]:
-    """The sigmoid's logarithm, and what torch's CPU kernel keeps for the backward pass."""
+    """The sigmoid's logarithm, and the buffer that torch's CPU kernel keeps for backward."""
     x = wide(self)
     buffer = jnp.exp(-jnp.abs(x))
     return jnp.minimum(x, 0) - jnp.log1p(buffer), buffer
@@ -94,21 +94,21 @@ def log_sigmoid_forward(self: Any) -> tuple[Any, Any]:
 
 @lowers("log_sigmoid_backward")
 def log_sigmoid_backward(grad_output: Any, self: Any, buffer: Any) -> Any:
-    """The gradient of the sigmoid's logarithm; the buffer is computed again."""
+    """The gradient of the sigmoid's logarithm; doesn't read the buffer."""
     grad, x = common(grad_output, self)
     return grad * jax.nn.sigmoid(-x)
 
 
 @lowers("_prelu_kernel")
 def prelu(self: Any, weight: Any) -> Any:
-    """x, or where it is not positive the weight's part of it."""
+    """x where it is positive, else x times the weight."""
     x, w = common(self, weight)
     return jnp.where(x > 0, x, w * x)
 
 
 @lowers("_prelu_kernel_backward")
 def prelu_backward(grad_output: Any, self: Any, weight: Any) -> tuple[Any, Any]:
-    """The gradients of x and of the weight, before the latter is summed."""
+    """The gradients of x and of the weight, the latter not summed yet."""
     grad, x, w = common(grad_output, self, weight)
     return jnp.where(x > 0, grad, w * grad), jnp.where(x > 0, 0, x * grad)
 

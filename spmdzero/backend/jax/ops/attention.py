@@ -1,4 +1,4 @@
-"""Attention, as torch dispatches it for CPU tensors; distances between rows."""
+"""Attention, as torch dispatches it for CPU tensors; trilinear products."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _attention(
     if causal:
         scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -jnp.inf)
     top = jnp.max(scores, -1, keepdims=True)
-    # A row that is masked whole attends to nothing.
+    # A fully masked row attends to nothing.
     top = lax.stop_gradient(jnp.where(top == -jnp.inf, 0, top))
     exponentials = jnp.exp(scores - top)
     total = jnp.sum(exponentials, -1, keepdims=True)
@@ -44,7 +44,7 @@ def attention(
     attn_mask: Any = None,
     scale: float | None = None,
 ) -> tuple[Any, Any]:
-    """What each query attends to, and the logarithms of the sums of its exponentials."""
+    """The attention of each query, and the logarithms of the sums of its exponentials."""
     if dropout_p:
         raise UnsupportedError(
             "torch's kernel has no dropout either", "Call F.scaled_dot_product_attention"
@@ -86,7 +86,7 @@ def trilinear(
     sumdim: Any,
     unroll_dim: int = 1,
 ) -> Any:
-    """The product of three, each with dims of 1 put in, summed over dims."""
+    """The product of three arrays, after inserting dims of 1, summed over dims."""
     a, b, c = (
         jnp.expand_dims(wide(x), tuple(dims))
         for x, dims in ((i1, expand1), (i2, expand2), (i3, expand3))

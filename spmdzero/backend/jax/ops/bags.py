@@ -1,4 +1,4 @@
-"""Sums, means and maxima of rows of a table: `embedding_bag`."""
+"""`embedding_bag`: sums, means and maxima of a table's rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SUM, _MEAN, _MAX = 0, 1, 2
 
 
 def _bags(indices: Any, offsets: Any, count: int) -> Any:
-    """Which bag each index is in; `count` for those after the last."""
+    """The bag of each index; `count` for indices behind the last bag."""
     places = jnp.arange(indices.shape[0])
     bags = jnp.searchsorted(offsets[:count], places, side="right") - 1
     if offsets.shape[0] > count:
@@ -28,7 +28,7 @@ def _sizes(indices: Any, bags: Any, count: int, padding: int) -> Any:
 
 
 def _maxima(rows: Any, bags: Any, count: int, kept: Any) -> tuple[Any, Any]:
-    """The largest of each bag, and the place of the first index that has it."""
+    """The largest element of each bag, and the place of the first index that has it."""
     width, places = rows.shape[1], jnp.arange(rows.shape[0])
     rows = jnp.where(kept, rows, -jnp.inf)
     top = jnp.full((count, width), -jnp.inf, rows.dtype).at[bags].max(rows, mode="drop")
@@ -51,12 +51,12 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[Any, Any, Any, Any]:
-    """The bags; then, for the gradient: each index's bag, the bags' sizes, the maxima's rows."""
+    """The bags; then for the gradient each index's bag, the bags' sizes, and the maxima's rows."""
     count = offsets.shape[0] - int(include_last_offset)
     bags = _bags(indices, offsets, count)
     sizes = _sizes(indices, bags, count, padding_idx)
     rows = wide(embedding(weight, indices))
-    # Without padding torch says -1, which is no index.
+    # Without padding torch passes -1, which is no index.
     kept = ((indices != padding_idx) | (padding_idx < 0))[:, None]
     if per_sample_weights is not None:
         rows = rows * wide(per_sample_weights)[:, None]
@@ -90,7 +90,7 @@ def embedding_bag_backward(
     per_sample_weights: Any,
     padding_idx: int = -1,
 ) -> Any:
-    """The gradient of the table's rows."""
+    """The gradient of the table."""
     if sparse:
         raise UnsupportedError("JAX has no sparse gradients", "Leave out sparse=True")
     grad, count = wide(grad), grad.shape[0]
@@ -122,7 +122,7 @@ def embedding_bag_weights_backward(
     mode: int,
     padding_idx: int = -1,
 ) -> Any:
-    """The gradient of what each row was multiplied by."""
+    """The gradient of the factors of the rows."""
     bags = _bags(indices, offsets, grad.shape[0])
     rows = wide(embedding(weight, indices))
     dots = jnp.sum(jnp.take(wide(grad), bags, 0, mode="fill", fill_value=0) * rows, -1)

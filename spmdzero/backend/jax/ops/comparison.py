@@ -12,7 +12,7 @@ from spmdzero.backend.jax.ops._table import lowers
 
 
 def _compared(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """In the operands' own common dtype: a number beside a bfloat16 is rounded to it first."""
+    """Makes `function` compare in the operands' common dtype, to which numbers are rounded."""
 
     def lowered(self: Any, other: Any) -> Any:
         dtype = result_type(self, other)
@@ -66,5 +66,5 @@ for _name, _function in {
 
 @lowers("bitwise_not")
 def bitwise_not(self: Any) -> Any:
-    """Every bit turned."""
+    """All bits inverted."""
     return jnp.bitwise_not(self)

@@ -47,7 +47,7 @@ def convolution(
     output_padding: Any,
     groups: int,
 ) -> Any:
-    """The convolution, or with `transposed` the gradient of one with respect to its input."""
+    """The convolution; with `transposed` the gradient of one with respect to its input."""
     dims = weight.ndim - 2
     stride, padding, dilation, output_padding = (
         several(v, dims) for v in (stride, padding, dilation, output_padding)
@@ -58,7 +58,7 @@ def convolution(
         pads = [(p, p) for p in padding]
         out = _convolved(x, weight, stride, pads, ones, dilation, groups)
     else:
-        # The weight is of (in, out / groups): of each group the two are exchanged.
+        # The weight has the shape (in, out / groups): exchange the two within each group.
         split = weight.reshape(groups, -1, *weight.shape[1:])
         turned = jnp.swapaxes(split, 1, 2).reshape(-1, *split.shape[1:2], *weight.shape[2:])
         turned = jnp.flip(turned, tuple(range(2, dims + 2)))
@@ -86,7 +86,7 @@ def convolution_backward(
     groups: int,
     output_mask: Any,
 ) -> tuple[Any, Any, Any]:
-    """The gradients of input, weight and bias, of which the mask asks."""
+    """The gradients of input, weight and bias for which the mask asks."""
 
     def forward(x: Any, w: Any) -> Any:
         return convolution(

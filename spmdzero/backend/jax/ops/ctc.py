@@ -41,13 +41,13 @@ def _shifted(alpha: Any, by: int) -> Any:
 def _loss(
     log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, blank: int
 ) -> tuple[Any, Any]:
-    """`[N]`, the negative log likelihood, and `[N, T, 2 * longest + 1]`, that of the beginnings."""
+    """`[N]`, the negative log likelihood, and `[N, T, 2 * longest + 1]`, that of each beginning."""
     longest = targets.shape[-1]
     if not hasattr(target_lengths, "shape"):
         longest = max(target_lengths, default=0)
     inputs, lengths = jnp.asarray(input_lengths), jnp.asarray(target_lengths)
     labels = _labels(targets, lengths, longest, blank)
-    # A label may follow the one before the blank if it is another one.
+    # A label may follow the label before the blank if the two differ.
     skips = labels != jnp.roll(labels, 2, 1)
     skips = skips & (jnp.arange(labels.shape[1]) % 2 == 1) & (jnp.arange(labels.shape[1]) > 1)
     said = jnp.take_along_axis(
@@ -79,7 +79,7 @@ def ctc_loss(
     blank: int = 0,
     zero_infinity: bool = False,
 ) -> tuple[Any, Any]:
-    """The loss of each sequence; what comes second is for torch's gradient alone."""
+    """The loss of each sequence, and a result that only torch's gradient needs."""
     return _loss(log_probs, targets, input_lengths, target_lengths, blank)
 
 
@@ -95,7 +95,7 @@ def ctc_loss_backward(
     blank: int,
     zero_infinity: bool = False,
 ) -> Any:
-    """Torch's gradient, which is that of the logits behind the log_softmax."""
+    """torch's gradient, which is that of the logits behind the log_softmax."""
     _, pull = jax.vjp(
         lambda x: _loss(x, targets, input_lengths, target_lengths, blank)[0], wide(log_probs)
     )

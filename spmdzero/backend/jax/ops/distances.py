@@ -22,7 +22,7 @@ def _pairs(count: int) -> tuple[Any, Any]:
 
 
 def _pulled(grad: Any, apart: Any, far: Any, p: float) -> Any:
-    """The gradient of differences `[..., d]`: of those that are no distance apart 0."""
+    """The gradient of differences `[..., d]`; 0 where the distance is 0."""
     grad, far = wide(grad)[..., None], wide(far)[..., None]
     if p == 0:
         return jnp.zeros_like(apart)
@@ -38,7 +38,7 @@ def _pulled(grad: Any, apart: Any, far: Any, p: float) -> Any:
 
 @lowers("_cdist_forward")
 def cdist(x1: Any, x2: Any, p: float, compute_mode: int | None) -> Any:
-    """The distance of each row of the one from each row of the other."""
+    """The distance of each row of x1 from each row of x2."""
     return vector_norm(_apart(wide(x1), wide(x2)), p, [-1])
 
 
@@ -50,7 +50,7 @@ def cdist_backward(grad: Any, x1: Any, x2: Any, p: float, cdist: Any) -> Any:
 
 @lowers("_pdist_forward")
 def pdist(self: Any, p: float = 2) -> Any:
-    """The distance of each two rows."""
+    """The distance of each pair of rows."""
     one, other = _pairs(self.shape[0])
     return vector_norm(wide(self)[one] - wide(self)[other], p, [-1])
 

@@ -1,4 +1,4 @@
-"""Arrays made of nothing but numbers; what torch leaves uninitialized is 0 here."""
+"""Arrays made from numbers alone; where torch leaves memory uninitialized it is 0 here."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def zeros(size: Any, *, dtype: Any = None, **_: Any) -> Any:
 
 @lowers("empty_strided")
 def empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> Any:
-    """0 everywhere; the strides mean nothing here."""
+    """0 everywhere; strides have no meaning here."""
     return zeros(size, dtype=dtype)
 
 
 @lowers("empty_permuted")
 def empty_permuted(size: Any, physical_layout: Any, *, dtype: Any = None, **_: Any) -> Any:
-    """0 everywhere; the layout means nothing here."""
+    """0 everywhere; the layout has no meaning here."""
     return zeros(size, dtype=dtype)
 
 
@@ -49,7 +49,7 @@ def full(size: Any, fill_value: Any, *, dtype: Any = None, **_: Any) -> Any:
 
 @lowers("scalar_tensor")
 def scalar_tensor(s: Any, *, dtype: Any = None, **_: Any) -> Any:
-    """The number as an array of no dims."""
+    """The number as a 0-dim array."""
     return cast(s, dtype or default_dtype())
 
 
@@ -79,7 +79,7 @@ def new_zeros(self: Any, size: Any, *, dtype: Any = None, **_: Any) -> Any:
 
 @lowers("new_empty_strided")
 def new_empty_strided(self: Any, size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> Any:
-    """0 in self's dtype; the strides mean nothing here."""
+    """0 in self's dtype; strides have no meaning here."""
     return new_zeros(self, size, dtype=dtype)
 
 
@@ -97,7 +97,7 @@ def new_full(self: Any, size: Any, fill_value: Any, *, dtype: Any = None, **_: A
 
 @lowers("arange.start_step")
 def arange(start: Any, end: Any, step: Any = 1, *, dtype: Any = None, **_: Any) -> Any:
-    """From start to below end by steps."""
+    """Numbers from start to below end, by steps."""
     numbers = (start, end, step)
     whole = all(isinstance(x, int) for x in numbers)
     if dtype is None:
@@ -110,13 +110,13 @@ def arange(start: Any, end: Any, step: Any = 1, *, dtype: Any = None, **_: Any) 
 
 @lowers("arange.start")
 def arange_start(start: Any, end: Any, *, dtype: Any = None, **_: Any) -> Any:
-    """From start to below end."""
+    """Numbers from start to below end."""
     return arange(start, end, dtype=dtype)
 
 
 @lowers("arange")
 def arange_end(end: Any, *, dtype: Any = None, **_: Any) -> Any:
-    """From 0 to below end."""
+    """Numbers from 0 to below end."""
     return arange(0, end, dtype=dtype)
 
 
@@ -128,7 +128,7 @@ def eye(n: int, m: int | None = None, *, dtype: Any = None, **_: Any) -> Any:
 
 @lowers("linspace")
 def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None, **_: Any) -> Any:
-    """So many numbers from start to end."""
+    """As many numbers as `steps`, from start to end."""
     real = np.float64 if not isinstance(start, complex) else np.complex128
     values = np.linspace(start, end, steps, dtype=real)
     if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
@@ -138,11 +138,11 @@ def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None, **_: Any) -
 
 @lowers("tril_indices")
 def tril_indices(row: int, col: int, offset: int = 0, *, dtype: Any = None, **_: Any) -> Any:
-    """Where the lower triangle is."""
+    """The indices of the lower triangle."""
     return jnp.asarray(np.stack(np.tril_indices(row, offset, col)), jax_dtype(dtype or torch.int64))
 
 
 @lowers("triu_indices")
 def triu_indices(row: int, col: int, offset: int = 0, *, dtype: Any = None, **_: Any) -> Any:
-    """Where the upper triangle is."""
+    """The indices of the upper triangle."""
     return jnp.asarray(np.stack(np.triu_indices(row, offset, col)), jax_dtype(dtype or torch.int64))

@@ -14,15 +14,15 @@ from spmdzero.backend.jax.ops._table import UnsupportedError, lowers
 
 
 def _from_front(index: Any, length: int) -> Any:
-    """The index for JAX of what torch counts from the front only: negative ones are outside too.
+    """Makes negative indices lie outside for JAX, as torch counts these from the front only.
 
-    What is read outside is `poison`, as torch raises and a program can't.
+    A read outside gives `poison`: torch raises there, but a program can't.
     """
     return jnp.where(index < 0, length, index)
 
 
 def _selection(indices: Any) -> tuple[Any, ...]:
-    """The index of NumPy for torch's list of arrays and Nones."""
+    """NumPy's index for torch's list of arrays and Nones."""
     return tuple(slice(None) if index is None else index for index in indices)
 
 
@@ -41,7 +41,7 @@ def index(self: Any, indices: Any) -> Any:
 def index_put(
     self: Any, indices: Any, values: Any, accumulate: bool = False, unsafe: bool = False
 ) -> Any:
-    """self with the values at the indices, or with them added there."""
+    """self with the values written at the indices, or added there."""
     values = values.astype(self.dtype)
     if any(map(is_mask, indices)):
         return masked_put(self, indices, values, accumulate=accumulate)
@@ -51,7 +51,7 @@ def index_put(
 
 @lowers("gather")
 def gather(self: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
-    """The elements of a dim that the index names, at each place."""
+    """The elements that the index selects along a dim."""
     if self.ndim == 0 or index.ndim == 0:
         return jnp.broadcast_to(self.reshape(-1)[0], index.shape)
     place = axis(dim, self.ndim)
@@ -61,7 +61,7 @@ def gather(self: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any
 
 
 def _places(dim: int, index: Any) -> tuple[Any, ...]:
-    """An index of every dim, of which one is given."""
+    """The index of every dim, of which `index` is that of one."""
     return tuple(
         index if d == axis(dim, index.ndim) else lax.broadcasted_iota(index.dtype, index.shape, d)
         for d in range(index.ndim)
@@ -81,7 +81,7 @@ _UPDATES = {
 
 @lowers("scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce")
 def scatter(self: Any, dim: int, index: Any, src: Any, *, reduce: str | None = None) -> Any:
-    """self with the source's elements where the index says along a dim."""
+    """self with the source's elements written where the index points along a dim."""
     if self.ndim == 0:
         return scatter(self[None], 0, index.reshape(-1), _flat(src), reduce=reduce)[0]
     if index.size == 0:
@@ -91,8 +91,8 @@ def scatter(self: Any, dim: int, index: Any, src: Any, *, reduce: str | None = N
     whole, place = wide(self), axis(dim, self.ndim)
     src = cast(src, dtype_of(whole))
     if reduce in (None, "add") and index.shape == _without(self.shape, place):
-        # One place in each row, as a loss's targets: compared, devices keep their rows. XLA's
-        # scatter would gather all rows' indices, and is slower on TPUs.
+        # Each row has one place, as in a loss's targets. Comparing lets devices keep their rows;
+        # XLA's scatter would gather all rows' indices, and is slower on TPUs.
         named = lax.broadcasted_iota(index.dtype, self.shape, place) == index
         return jnp.where(named, src if reduce is None else whole + src, whole)
     target = whole.at[_places(dim, index)]
@@ -109,7 +109,7 @@ def _flat(src: Any) -> Any:
 
 @lowers("scatter_add")
 def scatter_add(self: Any, dim: int, index: Any, src: Any) -> Any:
-    """self with the source's elements added where the index says along a dim."""
+    """self with the source's elements added where the index points along a dim."""
     return scatter(self, dim, index, src, reduce="add")
 
 
@@ -117,7 +117,7 @@ def scatter_add(self: Any, dim: int, index: Any, src: Any) -> Any:
 def scatter_reduce(
     self: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True
 ) -> Any:
-    """As `scatter` with a reduction, of what self holds too or without it."""
+    """As `scatter` with a reduction, which includes self's elements or leaves them out."""
     if self.ndim == 0:
         whole = scatter_reduce(
             self[None], 0, index.reshape(-1), _flat(src), reduce, include_self=include_self
@@ -149,7 +149,7 @@ def _most(like: Any) -> Any:
 
 @lowers("index_select")
 def index_select(self: Any, dim: int, index: Any) -> Any:
-    """The given indices of a dim."""
+    """The elements at the given indices of a dim."""
     if self.ndim == 0:
         return self
     place = axis(dim, self.ndim)
@@ -158,7 +158,7 @@ def index_select(self: Any, dim: int, index: Any) -> Any:
 
 @lowers("index_add")
 def index_add(self: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> Any:
-    """self with alpha times the source added at indices of a dim."""
+    """self with alpha times the source added at the indices of a dim."""
     x = wide(jnp.atleast_1d(self))
     source = source.astype(x.dtype) * cast(alpha, dtype_of(x))
     place = at(dim, x.ndim, index.reshape(-1))
@@ -167,7 +167,7 @@ def index_add(self: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -
 
 @lowers("index_copy")
 def index_copy(self: Any, dim: int, index: Any, source: Any) -> Any:
-    """self with the source at indices of a dim."""
+    """self with the source written at the indices of a dim."""
     x = jnp.atleast_1d(self)
     source = source.reshape(-1) if x.ndim == 1 else source
     return x.at[at(dim, x.ndim, index.reshape(-1))].set(source).reshape(self.shape)
@@ -175,7 +175,7 @@ def index_copy(self: Any, dim: int, index: Any, source: Any) -> Any:
 
 @lowers("index_fill.int_Scalar", "index_fill.int_Tensor")
 def index_fill(self: Any, dim: int, index: Any, value: Any) -> Any:
-    """self with one value at indices of a dim."""
+    """self with one value written at the indices of a dim."""
     x = jnp.atleast_1d(self)
     value = cast(value, dtype_of(self))
     return x.at[at(dim, x.ndim, index.reshape(-1))].set(value).reshape(self.shape)
@@ -200,13 +200,13 @@ def index_reduce(
 
 @lowers("take")
 def take(self: Any, index: Any) -> Any:
-    """The elements at indices of all of them in order."""
+    """The elements at indices of the flattened array."""
     return self.reshape(-1).at[index].get(mode="fill")
 
 
 @lowers("put")
 def put(self: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
-    """self with the source at indices of all elements in order."""
+    """self with the source written at indices of the flattened array."""
     target = wide(self).reshape(-1).at[index]
     source = source.reshape(index.shape).astype(wide(self).dtype)
     return (target.add(source) if accumulate else target.set(source)).reshape(self.shape)
@@ -214,7 +214,7 @@ def put(self: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
 
 @lowers("masked_scatter")
 def masked_scatter(self: Any, mask: Any, source: Any) -> Any:
-    """The source's elements, in order, where the mask holds."""
+    """self with the source's elements, in order, where the mask is true."""
     shape = jnp.broadcast_shapes(self.shape, mask.shape)
     mask = jnp.broadcast_to(mask.astype(bool), shape)
     order = jnp.cumsum(mask.reshape(-1)) - 1
@@ -234,12 +234,12 @@ def embedding(weight: Any, indices: Any, padding_idx: int = -1, *_: Any, **__: A
 def embedding_dense_backward(
     grad_output: Any, indices: Any, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> Any:
-    """The gradients of the rows summed, but that of the padding's row."""
+    """The sums of the rows' gradients, without that of the padding's row."""
     grad = wide(grad_output).reshape(-1, grad_output.shape[-1])
     rows = indices.reshape(-1).astype(jnp.int64)
     if scale_grad_by_freq:
         counts = jnp.zeros(num_weights, jnp.int64).at[rows].add(1)
         grad = grad / counts[rows][:, None].astype(grad.dtype)
-    # A row of no weight is dropped: so goes the padding's gradient.
+    # Rows outside the table are dropped, and so the padding's gradient is.
     rows = jnp.where(rows == padding_idx, num_weights, rows) if padding_idx >= 0 else rows
     return jnp.zeros((num_weights, grad.shape[1]), grad.dtype).at[rows].add(grad, mode="drop")

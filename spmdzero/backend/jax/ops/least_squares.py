@@ -1,4 +1,4 @@
-"""Least squares and pseudo-inverses, by the singular values."""
+"""Least squares and pseudo-inverses, by singular values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spmdzero.backend.jax.ops.linalg import exact
 
 
 def _cut(values: Any, shape: Any, atol: Any, rtol: Any) -> Any:
-    """Below which a singular value counts as 0."""
+    """The threshold below which a singular value counts as 0."""
     if rtol is None:
         rtol = jnp.finfo(values.dtype).eps * max(shape[-2:])
         if atol is not None:
@@ -27,7 +27,7 @@ def _cut(values: Any, shape: Any, atol: Any, rtol: Any) -> Any:
 def pinv(self: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Any:
     """The pseudo-inverse."""
     if hermitian:
-        # Torch reads one triangle only.
+        # torch reads only one triangle.
         self = jnp.tril(self) + jnp.conj(jnp.swapaxes(jnp.tril(self, -1), -1, -2))
     u, s, vh = jnp.linalg.svd(self, full_matrices=False)
     kept = s > _cut(s, self.shape, atol, rtol)
@@ -41,10 +41,10 @@ def pinv(self: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = Fal
 def lstsq(
     self: Any, b: Any, rcond: float | None = None, *, driver: str | None = None
 ) -> tuple[Any, Any, Any, Any]:
-    """The solution of the least norm, its squared residuals, the rank, the singular values.
+    """The solution with the least norm, its squared residuals, the rank, and the singular values.
 
-    Torch has residuals only where each matrix has its full rank, which no shape can follow: here
-    they are there wherever a matrix has more rows than columns.
+    torch returns residuals only if each matrix has full rank, on which no shape can depend: here
+    they are returned wherever a matrix has more rows than columns.
     """
     vector = b.ndim == 1 or (self.ndim - 1 == b.ndim and self.shape[:-1] == b.shape)
     right = b[..., None] if vector else b

@@ -1,4 +1,4 @@
-"""Decompositions and solutions of linear systems, by what JAX has of LAPACK."""
+"""Decompositions and solutions of linear systems, by the LAPACK functions that JAX has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spmdzero.backend.jax.ops._table import UnsupportedError, lowers
 
 
 def exact(function: Any) -> Any:
-    """`function`, which refuses half precision, of which LAPACK has nothing."""
+    """Wraps `function` to refuse half precision, which LAPACK doesn't have."""
 
     @functools.wraps(function)
     def computed(*args: Any, **kwargs: Any) -> Any:
@@ -34,12 +34,12 @@ def _adjoint(a: Any) -> Any:
 
 
 def _turned(a: Any) -> Any:
-    """What torch factorizes of a contiguous real matrix: its transpose, which LAPACK reads."""
+    """The matrix that torch factorizes for a contiguous real one: its transpose, for LAPACK."""
     return a if jnp.iscomplexobj(a) else jnp.swapaxes(a, -1, -2)
 
 
 def _info(factor: Any) -> Any:
-    """LAPACK's: 0, or the number of the first element of the diagonal that is 0."""
+    """LAPACK's info: 0, or the number of the first zero on the diagonal."""
     zero = jnp.diagonal(factor, axis1=-2, axis2=-1) == 0
     before = jnp.sum(jnp.cumprod(~zero, -1), -1)
     return jnp.where(jnp.any(zero, -1), before + 1, 0).astype(jnp.int32)
@@ -54,7 +54,7 @@ def _lu(a: Any) -> tuple[Any, Any, Any]:
 @lowers("linalg_cholesky_ex")
 @exact
 def cholesky_ex(self: Any, *, upper: bool = False, check_errors: bool = False) -> tuple[Any, Any]:
-    """The Cholesky factor, and the matrix's size where it has none: LAPACK says the first minor."""
+    """The Cholesky factor, and 0 or, if there is none, the matrix's size (LAPACK: the minor's)."""
     factor = cholesky(self, upper)
     failed = jnp.any(jnp.isnan(jnp.diagonal(factor, axis1=-2, axis2=-1)), -1)
     return factor, jnp.where(failed, self.shape[-1], 0).astype(jnp.int32)
@@ -64,7 +64,7 @@ def cholesky_ex(self: Any, *, upper: bool = False, check_errors: bool = False) -
 @exact
 def cholesky(self: Any, upper: bool = False) -> Any:
     """The Cholesky factor."""
-    # Torch reads one triangle only: the other need not be its mirror.
+    # torch reads only one triangle: the other need not mirror it.
     a = _adjoint(self) if upper else self
     lower = lax.linalg.cholesky(a, symmetrize_input=False)
     return _adjoint(lower) if upper else lower
@@ -132,7 +132,7 @@ def lu(a: Any, *, pivot: bool = True) -> tuple[Any, Any, Any]:
 def lu_unpack(
     lu_data: Any, lu_pivots: Any, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> tuple[Any, Any, Any]:
-    """The permutation and the two factors of an LU; empty what is not asked for."""
+    """The permutation and the two factors of an LU; empty unless asked for."""
     rows, none = lu_data.shape[-2], jnp.zeros((0,), lu_data.dtype)
     k = min(lu_data.shape[-2:])
     order = none
@@ -154,7 +154,7 @@ def householder_product(self: Any, tau: Any) -> Any:
 @lowers("linalg_eig")
 @exact
 def eig(self: Any) -> tuple[Any, Any]:
-    """The eigenvalues and vectors of a matrix without symmetry."""
+    """The eigenvalues and eigenvectors of a matrix without symmetry."""
     return tuple(jnp.linalg.eig(self))
 
 
@@ -178,7 +178,7 @@ def _triangular(
 def solve_triangular(
     self: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Any:
-    """What a triangular matrix takes to b."""
+    """The x that solves `self @ x = b` (`x @ self = b` if not `left`) for a triangular matrix."""
     return _triangular(self, b, left=left, lower=not upper, unit=unitriangular)
 
 
@@ -187,7 +187,7 @@ def solve_triangular(
 def triangular_solve(
     self: Any, a: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> tuple[Any, Any]:
-    """What a triangular matrix takes to self, and that matrix."""
+    """The x that solves `a @ x = self` for a triangular matrix, and that matrix."""
     matrix = jnp.swapaxes(a, -1, -2) if transpose else a
     lower = upper if transpose else not upper
     return _triangular(matrix, self, left=True, lower=lower, unit=unitriangular), a
@@ -198,7 +198,7 @@ def triangular_solve(
 def solve_ex(
     a: Any, b: Any, *, left: bool = True, check_errors: bool = False
 ) -> tuple[Any, Any, Any, Any]:
-    """What the matrix takes to b, and the LU."""
+    """The x that solves `a @ x = b` (`x @ a = b` if not `left`), and the LU."""
     vector = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
     right = b[..., None] if vector else b
     batch = jnp.broadcast_shapes(a.shape[:-2], right.shape[:-2])
@@ -217,7 +217,7 @@ def solve_ex(
 @lowers("linalg_lu_solve")
 @exact
 def lu_solve(lu: Any, pivots: Any, b: Any, *, left: bool = True, adjoint: bool = False) -> Any:
-    """What the matrix of this LU takes to b."""
+    """The x that solves a system with b, given the matrix's LU."""
     if not left:
         out = lu_solve(lu, pivots, _adjoint(b), adjoint=not adjoint)
         return _adjoint(out)
@@ -238,7 +238,7 @@ def lu_solve(lu: Any, pivots: Any, b: Any, *, left: bool = True, adjoint: bool =
 @lowers("cholesky_solve")
 @exact
 def cholesky_solve(self: Any, input2: Any, upper: bool = False) -> Any:
-    """What the matrix of this Cholesky factor takes to self."""
+    """The x that solves a system with self, given the matrix's Cholesky factor."""
     lower = _adjoint(input2) if upper else input2
     out = _triangular(lower, self, left=True, lower=True)
     return _triangular(lower, out, left=True, lower=True, turn=True)
@@ -247,7 +247,7 @@ def cholesky_solve(self: Any, input2: Any, upper: bool = False) -> Any:
 @lowers("cholesky_inverse")
 @exact
 def cholesky_inverse(self: Any, upper: bool = False) -> Any:
-    """The inverse of the matrix of this Cholesky factor."""
+    """The inverse of a matrix, given its Cholesky factor."""
     one = jnp.broadcast_to(jnp.eye(self.shape[-1], dtype=self.dtype), self.shape)
     return cholesky_solve(one, self, upper)
 
@@ -267,7 +267,7 @@ def qr(a: Any, mode: str = "reduced") -> tuple[Any, Any]:
 def svd(
     a: Any, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
 ) -> tuple[Any, Any, Any]:
-    """The singular values, and their vectors if asked for."""
+    """The singular values, with vectors if asked for."""
     if compute_uv:
         u, s, vh = jnp.linalg.svd(a, full_matrices=full_matrices)
         return u, s, vh
@@ -277,7 +277,7 @@ def svd(
 @lowers("_linalg_eigh")
 @exact
 def eigh(a: Any, uplo: str = "L", compute_v: bool = True) -> tuple[Any, Any]:
-    """The eigenvalues, and their vectors if asked for."""
+    """The eigenvalues, with vectors if asked for."""
     values, vectors = jnp.linalg.eigh(a, UPLO=uplo.upper(), symmetrize_input=False)
     return values, vectors if compute_v else jnp.zeros(0, a.dtype)
 

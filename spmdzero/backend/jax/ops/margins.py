@@ -1,4 +1,4 @@
-"""Losses with a margin, of which torch takes one apart; leaky units with noise."""
+"""Losses with a margin, one of which torch would decompose; leaky units with noise."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def multi_margin_loss_backward(
     weight: Any = None,
     reduction: int = 1,
 ) -> Any:
-    """The gradient of how far the right class is not ahead of the others."""
+    """The gradient of the margins by which the right class doesn't lead the others."""
     classes = jnp.atleast_1d(target)
 
     def forward(x: Any) -> Any:
@@ -44,9 +44,9 @@ def multi_margin_loss_backward(
 
 
 def _multilabel(x: Any, target: Any, reduction: int) -> tuple[Any, Any]:
-    """The loss, and which classes are right."""
+    """The loss, and a mask of the right classes."""
     rows, labels = jnp.atleast_2d(x), jnp.atleast_2d(target)
-    # The labels end at the first negative one.
+    # The labels end before the first negative one.
     valid = jnp.cumprod(labels >= 0, 1).astype(bool)
     classes = jnp.arange(rows.shape[1])
     is_right = jnp.any(valid[:, :, None] & (labels[:, :, None] == classes), 1)
@@ -59,9 +59,9 @@ def _multilabel(x: Any, target: Any, reduction: int) -> tuple[Any, Any]:
 
 @lowers("multilabel_margin_loss_forward")
 def multilabel_margin_loss_forward(self: Any, target: Any, reduction: int) -> tuple[Any, Any]:
-    """How far the right classes are not ahead of the others, and which are right.
+    """The margins by which the right classes don't lead the others, and a mask of the right ones.
 
-    Torch's own decomposition counts what comes after the last label too.
+    torch's own decomposition also counts labels after the last one.
     """
     loss, is_right = _multilabel(wide(self), target, reduction)
     return loss, is_right.reshape(target.shape).astype(self.dtype)
@@ -71,7 +71,7 @@ def multilabel_margin_loss_forward(self: Any, target: Any, reduction: int) -> tu
 def multilabel_margin_loss_backward(
     grad_output: Any, self: Any, target: Any, reduction: int, is_target: Any
 ) -> Any:
-    """The gradient of how far the right classes are not ahead of the others."""
+    """The gradient of the margins by which the right classes don't lead the others."""
     out, pull = jax.vjp(lambda x: _multilabel(x, target, reduction)[0], wide(self))
     return pull(jnp.broadcast_to(wide(grad_output), out.shape))[0]
 
@@ -86,7 +86,7 @@ def rrelu_with_noise_backward(
     training: bool,
     self_is_result: bool,
 ) -> Any:
-    """The gradient times the slopes that the forward drew, or their mean."""
+    """The gradient times the slopes that the forward drew, or times their mean."""
     grad = wide(grad_output)
     if training and upper - lower > 1e-6:
         return grad * wide(noise)

@@ -1,4 +1,4 @@
-"""Products of matrices: float32 is multiplied as float32, half precision accumulates in it."""
+"""Matrix products: float32 is multiplied in float32, and half precision accumulated in it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from spmdzero.backend.jax.ops.activations import gelu, relu
 
 
 def product(a: Any, b: Any, contract: tuple[Any, Any], batch: tuple[Any, Any] = ((), ())) -> Any:
-    """dot_general of one dtype, accumulated and returned in what torch's kernels compute in."""
+    """`dot_general` of operands of one dtype, in the dtype in which torch's kernels compute."""
     wide = jax_dtype(math_dtype(dtype_of(a)))
     if jax.default_backend() == "cpu":
-        # XLA's kernels for the CPU refuse some products of half precision whose result is wider;
-        # a product of two such numbers is exact in fp32, so this is the same.
+        # XLA's CPU kernels refuse some products of half precision with a wider result. A product of
+        # two such numbers is exact in fp32, so that the result is the same.
         a, b = a.astype(wide), b.astype(wide)
     return lax.dot_general(
         a,
@@ -66,7 +66,7 @@ def vdot(self: Any, other: Any) -> Any:
 
 
 def _plus(self: Any, out: Any, beta: Any, alpha: Any) -> Any:
-    """beta * self + alpha * out, rounded once by the caller; self is not read where beta is 0."""
+    """beta * self + alpha * out, not rounded yet; self is not read if beta is 0."""
     if not is_inexact(dtype_of(out)):
         beta, alpha = int(beta), int(alpha)
     out = out if alpha == 1 else out * cast(alpha, dtype_of(out))
@@ -90,7 +90,7 @@ def baddbmm(self: Any, batch1: Any, batch2: Any, beta: Any = 1, alpha: Any = 1) 
 
 @lowers("addbmm")
 def addbmm(self: Any, batch1: Any, batch2: Any, beta: Any = 1, alpha: Any = 1) -> Any:
-    """beta * self + alpha times the sum of the products of the batches."""
+    """beta * self + alpha times the sum of the batches' products."""
     return _plus(self, product(batch1, batch2, ((0, 2), (0, 1))), beta, alpha)
 
 
@@ -104,7 +104,7 @@ def addmv(self: Any, mat: Any, vec: Any, beta: Any = 1, alpha: Any = 1) -> Any:
 def addmm_activation(
     self: Any, mat1: Any, mat2: Any, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False
 ) -> Any:
-    """The activation of `addmm`."""
+    """The activation of the result of `addmm`."""
     out = addmm(self, mat1, mat2, beta, alpha)
     return gelu(out, "tanh") if use_gelu else relu(out)
 
@@ -122,10 +122,10 @@ def grouped_mm(
 ) -> Any:
     """The products of groups of rows with a matrix each, as of tokens sorted by experts.
 
-    `offs` says where each group ends: in the rows of self ``[rows, k]`` beside ``[groups, k, n]``,
-    in the dim that is summed of ``[m, k]`` beside ``[k, n]``, of which each group has its product,
-    or in the columns of mat2 ``[k, columns]`` beside ``[groups, m, k]``. Rows after the last group
-    are 0.
+    `offs` has the end of each group: in the rows of self for ``[rows, k]`` and ``[groups, k, n]``;
+    in the summed dim for ``[m, k]`` and ``[k, n]``, where each group has its own product; or in
+    the columns of mat2 for ``[groups, m, k]`` and ``[k, columns]``. Rows after the last group are
+    0.
     """
     if self.ndim == 3 and mat2.ndim == 3:
         return bmm(self, mat2)
@@ -133,7 +133,7 @@ def grouped_mm(
         return grouped_mm(mat2.T, jnp.swapaxes(self, 1, 2), offs).T
     wide = jax_dtype(math_dtype(dtype_of(self)))
     if jax.default_backend() == "cpu":
-        # As of `product`.
+        # See `product`.
         self, mat2 = self.astype(wide), mat2.astype(wide)
     sizes = jnp.diff(offs, prepend=0).astype(jnp.int32)
     dims = lax.RaggedDotDimensionNumbers(

@@ -1,4 +1,4 @@
-"""Layer, group and batch norm and their backward passes; half precision is normed in float32."""
+"""Layer, group and batch norm and their backward passes; half precision computes in float32."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _moments(x: Any, dims: Any, eps: float) -> tuple[Any, Any]:
 def native_layer_norm(
     input: Any, normalized_shape: Any, weight: Any, bias: Any, eps: float
 ) -> tuple[Any, Any, Any]:
-    """The input normed over its last dims, the mean and 1 / the deviation."""
+    """The input normalised over its last dims, the mean, and 1 / the deviation."""
     x, w, b = wide(input), wide(weight), wide(bias)
     mean, rstd = _moments(x, tuple(range(x.ndim - len(normalized_shape), x.ndim)), eps)
     out = (x - mean) * rstd
@@ -41,7 +41,7 @@ def native_layer_norm_backward(
     bias: Any,
     output_mask: Any,
 ) -> tuple[Any, Any, Any]:
-    """The gradients of input, weight and bias, of which the mask asks."""
+    """The gradients of input, weight and bias for which the mask asks."""
     grad, x, mean, rstd, w = (wide(v) for v in (grad_out, input, mean, rstd, weight))
     outer = tuple(range(x.ndim - len(normalized_shape)))
     inner = tuple(range(len(outer), x.ndim))
@@ -63,7 +63,7 @@ def native_layer_norm_backward(
 def native_group_norm(
     input: Any, weight: Any, bias: Any, n: int, c: int, area: int, group: int, eps: float
 ) -> tuple[Any, Any, Any]:
-    """The input normed over each group of channels, the means and 1 / the deviations."""
+    """The input normalised over each group of channels, the means, and 1 / the deviations."""
     x = wide(input).reshape(n, group, -1)
     mean, rstd = _moments(x, (2,), eps)
     out = ((x - mean) * rstd).reshape(n, c, area)
@@ -85,7 +85,7 @@ def native_group_norm_backward(
     group: int,
     output_mask: Any,
 ) -> tuple[Any, Any, Any]:
-    """The gradients of input, weight and bias, of which the mask asks."""
+    """The gradients of input, weight and bias for which the mask asks."""
     grad, x = wide(grad_out).reshape(n, c, area), wide(input).reshape(n, group, -1)
     mean, rstd = wide(mean).reshape(n, group, 1), wide(rstd).reshape(n, group, 1)
     normed = (x - mean) * rstd
@@ -124,7 +124,7 @@ def batch_norm_functional(
     momentum: float,
     eps: float,
 ) -> tuple[Any, Any, Any, Any, Any]:
-    """The input normed over all but its channels, what is saved, and the new running stats."""
+    """The input normalised over all dims but its channels, saved values, and new running stats."""
     x = wide(input)
     if not training:
         mean, invstd = wide(running_mean), 1 / jnp.sqrt(wide(running_var) + eps)
@@ -146,7 +146,7 @@ def batch_norm_functional(
 
 @lowers("native_batch_norm", "_native_batch_norm_legit")
 def native_batch_norm(*operands: Any, **options: Any) -> tuple[Any, Any, Any]:
-    """As the functional one, without the running stats, which torch changes in place."""
+    """As the functional form, without the running stats, which torch changes in place."""
     return batch_norm_functional(*operands, **options)[:3]
 
 
@@ -154,7 +154,7 @@ def native_batch_norm(*operands: Any, **options: Any) -> tuple[Any, Any, Any]:
 def batch_norm_no_stats(
     input: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
 ) -> tuple[Any, Any, Any]:
-    """The input normed by its own mean and variance."""
+    """The input normalised by its own mean and variance."""
     return native_batch_norm(input, weight, bias, None, None, True, momentum, eps)
 
 
@@ -162,7 +162,7 @@ def batch_norm_no_stats(
 def batch_norm_no_training(
     input: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float
 ) -> tuple[Any, Any, Any]:
-    """The input normed by the running stats."""
+    """The input normalised by the running stats."""
     return native_batch_norm(input, weight, bias, mean, var, False, momentum, eps)
 
 
@@ -179,7 +179,7 @@ def native_batch_norm_backward(
     eps: float,
     output_mask: Any,
 ) -> tuple[Any, Any, Any]:
-    """The gradients of input, weight and bias, of which the mask asks."""
+    """The gradients of input, weight and bias for which the mask asks."""
     grad, x = wide(grad_out), wide(input)
     dims = (0, *range(2, x.ndim))
     if train:
@@ -201,7 +201,7 @@ def native_batch_norm_backward(
 
 @lowers("_softmax")
 def softmax(self: Any, dim: int, half_to_float: bool = False) -> Any:
-    """The exponentials along a dim, over their sum."""
+    """The exponentials along a dim, divided by their sum."""
     return jax.nn.softmax(wide(self), dim) if self.ndim else jnp.ones_like(wide(self))
 
 
@@ -213,7 +213,7 @@ def log_softmax(self: Any, dim: int, half_to_float: bool = False) -> Any:
 
 @lowers("_softmax_backward_data")
 def softmax_backward(grad_output: Any, output: Any, dim: int, input_dtype: Any) -> Any:
-    """The gradient of `softmax` of this output."""
+    """The gradient of `softmax`, given its output."""
     grad, out = wide(grad_output), wide(output)
     product = grad * out
     dims = dim if out.ndim else ()
@@ -222,7 +222,7 @@ def softmax_backward(grad_output: Any, output: Any, dim: int, input_dtype: Any) 
 
 @lowers("_log_softmax_backward_data")
 def log_softmax_backward(grad_output: Any, output: Any, dim: int, input_dtype: Any) -> Any:
-    """The gradient of `log_softmax` of this output."""
+    """The gradient of `log_softmax`, given its output."""
     grad, out = wide(grad_output), wide(output)
     dims = dim if out.ndim else ()
     return grad - jnp.exp(out) * jnp.sum(grad, dims, keepdims=True)
@@ -232,7 +232,7 @@ def log_softmax_backward(grad_output: Any, output: Any, dim: int, input_dtype: A
 def weight_norm_backward(
     grad_w: Any, saved_v: Any, saved_g: Any, saved_norms: Any, dim: int
 ) -> tuple[Any, Any]:
-    """The gradients of v and g, of a weight v * g / norm(v) with a norm for each index of dim."""
+    """The gradients of v and g, for a weight v * g / norm(v) with a norm per index of dim."""
     grad, v, g, norms = wide(grad_w), wide(saved_v), wide(saved_g), wide(saved_norms)
     along = jnp.sum(grad * v, tuple(d for d in range(v.ndim) if d != dim), keepdims=True) / norms
     return g / norms * (grad - v * along / norms), along

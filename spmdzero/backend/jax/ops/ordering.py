@@ -17,7 +17,7 @@ from spmdzero.backend.jax.ops._table import lowers
 def _at_least_1d(
     function: Callable[..., Any], self: Any, dim: int, *options: Any, **named: Any
 ) -> Any:
-    """The function of an array that has a dim; what comes of one that has none has none again."""
+    """Applies a function of arrays with dims to any array; a 0-dim array gives 0-dim results."""
     if self.ndim:
         return function(self, axis(dim, self.ndim), *options, **named)
     out = function(self[None], 0, *options, **named)
@@ -26,7 +26,7 @@ def _at_least_1d(
 
 @lowers("sort")
 def sort(self: Any, dim: int = -1, descending: bool = False) -> tuple[Any, Any]:
-    """The elements in order along a dim, NaN as the largest, and where they were."""
+    """The elements in order along a dim, NaN as the largest, and their former places."""
 
     def ordered(x: Any, d: int) -> tuple[Any, Any]:
         order = jnp.argsort(x, d, stable=True, descending=descending)
@@ -39,13 +39,13 @@ def sort(self: Any, dim: int = -1, descending: bool = False) -> tuple[Any, Any]:
 def sort_stable(
     self: Any, *, stable: bool | None, dim: int = -1, descending: bool = False
 ) -> tuple[Any, Any]:
-    """As `sort`, which is stable."""
+    """The same as `sort`, which is stable."""
     return sort(self, dim, descending)
 
 
 @lowers("argsort", "argsort.stable")
 def argsort(self: Any, dim: int = -1, descending: bool = False, *, stable: bool = True) -> Any:
-    """Where the elements in order were."""
+    """The former places of the sorted elements."""
     return sort(self, dim, descending)[1]
 
 
@@ -53,7 +53,7 @@ def argsort(self: Any, dim: int = -1, descending: bool = False, *, stable: bool 
 def topk(
     self: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[Any, Any]:
-    """The k largest or smallest along a dim, in order, and where they were."""
+    """The k largest or smallest elements along a dim, in order, and their places."""
     if self.ndim == 0:
         return self, jnp.zeros((), jnp.int64)
 
@@ -66,7 +66,7 @@ def topk(
 
 
 def _ranked(self: Any, dim: int, keepdim: bool, rank: Callable[[Any, int], Any]) -> Any:
-    """The element of a rank along a dim, which may depend on the elements, and its place."""
+    """The element of a rank along a dim, and its place; the rank may depend on the elements."""
 
     def picked(x: Any, d: int) -> tuple[Any, ...]:
         values, order = sort(x, d)
@@ -83,18 +83,18 @@ def _kept(x: Any, d: int) -> tuple[int, ...]:
 
 @lowers("kthvalue")
 def kthvalue(self: Any, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
-    """The k-th smallest along a dim, and where it was."""
+    """The k-th smallest element along a dim, and its place."""
     return _ranked(self, dim, keepdim, lambda x, d: jnp.full(_kept(x, d), k - 1))
 
 
 @lowers("median.dim")
 def median_dim(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
-    """The lower of the middle elements along a dim, NaN where there is any."""
+    """The lower of the two middle elements along a dim; NaN if there is any."""
 
     def rank(x: Any, d: int) -> Any:
         length = x.shape[d]
         numbers = length - jnp.sum(x != x, d, keepdims=True)
-        # NaNs are sorted last, the first of them behind the numbers.
+        # NaNs are sorted last, and the first of them comes after the numbers.
         return jnp.where(numbers < length, numbers, (length - 1) // 2)
 
     return _ranked(self, dim, keepdim, rank)
@@ -102,7 +102,7 @@ def median_dim(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
 
 @lowers("nanmedian.dim")
 def nanmedian_dim(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
-    """The lower of the middle numbers along a dim."""
+    """The lower of the two middle elements along a dim, without NaNs."""
 
     def rank(x: Any, d: int) -> Any:
         return jnp.maximum(x.shape[d] - jnp.sum(x != x, d, keepdims=True) - 1, 0) // 2
@@ -112,13 +112,13 @@ def nanmedian_dim(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]
 
 @lowers("median")
 def median(self: Any) -> Any:
-    """The lower of the middle elements of all."""
+    """The lower of the two middle elements of all; NaN if there is any."""
     return median_dim(self.reshape(-1), 0)[0]
 
 
 @lowers("nanmedian")
 def nanmedian(self: Any) -> Any:
-    """The lower of the middle numbers of all."""
+    """The lower of the two middle elements of all, without NaNs."""
     return nanmedian_dim(self.reshape(-1), 0)[0]
 
 
@@ -128,7 +128,7 @@ def mode(self: Any, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
 
     def rank(x: Any, d: int) -> Any:
         values = jnp.sort(x, d)
-        # As many as stand from the first of an element to here: the largest ends the longest run.
+        # Counts the equal elements up to each place: the largest count ends the longest run.
         same = jnp.expand_dims(values, d + 1) == jnp.expand_dims(values, d)
         counts = jnp.sum(same, d + 1)
         first = jnp.argmax(counts, d, keepdims=True)
@@ -147,7 +147,7 @@ def searchsorted(
     side: str | None = None,
     sorter: Any = None,
 ) -> Any:
-    """Where the values would be put into the sorted sequence, or each row into its sequence."""
+    """The places at which values would enter the sorted sequence, or each row its own sequence."""
     if sorter is not None:
         sorted_sequence = jnp.take_along_axis(sorted_sequence, sorter, -1)
     rows, values = common(sorted_sequence, self)
@@ -208,11 +208,11 @@ def _extremes(function: Callable[..., Any], self: Any, dim: int) -> tuple[Any, A
 
 @lowers("cummax")
 def cummax(self: Any, dim: int) -> tuple[Any, Any]:
-    """The largest up to each element, and its last place."""
+    """The largest element up to each place, and its last place."""
     return _extremes(lax.cummax, self, dim)
 
 
 @lowers("cummin")
 def cummin(self: Any, dim: int) -> tuple[Any, Any]:
-    """The smallest up to each element, and its last place."""
+    """The smallest element up to each place, and its last place."""
     return _extremes(lax.cummin, self, dim)

@@ -50,7 +50,7 @@ def mul(self: Any, other: Any) -> Any:
 
 
 def floor_div(a: Any, b: Any) -> Any:
-    """The quotient of one dtype, rounded down as torch does it."""
+    """The quotient of operands of one dtype, rounded down as torch does."""
     if not is_inexact(dtype_of(a)):
         return jnp.floor_divide(a, b)
     mod = lax.rem(a, b)
@@ -64,7 +64,7 @@ def floor_div(a: Any, b: Any) -> Any:
 
 @lowers("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode")
 def div(self: Any, other: Any, rounding_mode: str | None = None) -> Any:
-    """self / other: of integers a float, but with a rounding mode an integer."""
+    """self / other: a float for integers, unless a rounding mode is given."""
     if rounding_mode is None:
         a, b = common_float(self, other)
         return a / b
@@ -107,7 +107,7 @@ def power(self: Any, exponent: Any) -> Any:
 
 @lowers("pow.Tensor_Scalar")
 def power_of_number(self: Any, exponent: Any) -> Any:
-    """self ** exponent with the exponents that torch's kernel multiplies out."""
+    """self ** exponent; the exponents that torch's kernel multiplies out are multiplied out."""
     dtype = result_type(self, exponent)
     if not is_inexact(dtype) or dtype.is_complex:
         return power(self, exponent)
@@ -137,14 +137,14 @@ def addcdiv(self: Any, tensor1: Any, tensor2: Any, value: Any = 1) -> Any:
 
 @lowers("lerp.Scalar", "lerp.Tensor")
 def lerp(self: Any, end: Any, weight: Any) -> Any:
-    """From self to end by the weight, from the nearer side."""
+    """The value between self and end at this weight, computed from the nearer end."""
     a, b, w = common(self, end, weight)
     near = abs(w) < 0.5
     return jnp.where(near, a + w * (b - a), b - (b - a) * (1 - w))
 
 
 def _of_common(function: Any, *names: str) -> None:
-    """Enter a function of two operands of their common dtype."""
+    """Enters a function of two operands in their common dtype."""
 
     @lowers(*names)
     def lowered(self: Any, other: Any) -> Any:
@@ -152,7 +152,7 @@ def _of_common(function: Any, *names: str) -> None:
 
 
 def _of_floats(function: Any, *names: str) -> None:
-    """Enter a function of two operands of their common floating dtype."""
+    """Enters a function of two operands in their common floating dtype."""
 
     @lowers(*names)
     def lowered(self: Any, other: Any) -> Any:
@@ -197,14 +197,14 @@ _of_floats(_xlogy, "xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other")
 
 @lowers("nextafter")
 def nextafter(self: Any, other: Any) -> Any:
-    """The neighbour of self toward other, in the operands' own dtype."""
+    """The neighbour of self towards other, in the operands' own dtype."""
     dtype = result_type(self, other)
     return jnp.nextafter(cast(self, dtype), cast(other, dtype))
 
 
 @lowers("clamp", "clamp.Tensor")
 def clamp(self: Any, min: Any = None, max: Any = None) -> Any:
-    """self between the bounds, of which either may be None; NaN of any operand stays."""
+    """self limited to the bounds, either of which may be None; NaN in any operand stays."""
     bounds = [x for x in (min, max) if x is not None]
     a, *rest = common(self, *bounds)
     if min is not None:
@@ -239,17 +239,17 @@ def masked_fill(self: Any, mask: Any, value: Any) -> Any:
 
 @lowers("copy")
 def copy(self: Any, src: Any, non_blocking: bool = False) -> Any:
-    """src in self's shape and dtype."""
+    """src with self's shape and dtype."""
     return jnp.broadcast_to(cast(src, dtype_of(self)), self.shape)
 
 
 @lowers("fill.Scalar", "fill.Tensor")
 def fill(self: Any, value: Any) -> Any:
-    """self with the value everywhere."""
+    """The value in self's shape and dtype."""
     return jnp.broadcast_to(cast(value, dtype_of(self)), self.shape)
 
 
 @lowers("zero")
 def zero(self: Any) -> Any:
-    """self with 0 everywhere."""
+    """0 in self's shape and dtype."""
     return jnp.zeros_like(self)

@@ -17,7 +17,7 @@ from spmdzero.backend.jax.ops._table import lowers
 
 
 def _count(length: int, kernel: int, stride: int, pad: int, dilation: int, ceil: bool) -> int:
-    """How many windows torch takes of a dim."""
+    """Number of windows that torch takes from a dim."""
     span = length + 2 * pad - dilation * (kernel - 1) - 1
     count = (span + (stride - 1 if ceil else 0)) // stride + 1
     return count - 1 if ceil and (count - 1) * stride >= length + pad else count
@@ -45,7 +45,7 @@ def _max_pool(
     )
     best: Any = None
     where: Any = None
-    # Of each place in the window one strided part: XLA fuses the comparisons of all of them.
+    # One strided slice for each place in the window: XLA fuses all their comparisons.
     for offsets in itertools.product(*(range(k) for k in kernel)):
         window = tuple(
             slice(o * d, o * d + (count - 1) * s + 1, s)
@@ -55,7 +55,7 @@ def _max_pool(
         if best is None:
             best, where = value, jnp.broadcast_to(place, value.shape)
             continue
-        # The padding is below everything, but -inf itself may be the largest.
+        # The padding is below everything, but an element may be -inf itself.
         better = (value > best) | (value != value) | ((where < 0) & (place >= 0))
         best, where = jnp.where(better, value, best), jnp.where(better, place, where)
     return best, where
@@ -70,7 +70,7 @@ def max_pool2d(
     dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> tuple[Any, Any]:
-    """The largest of each window, and where in its plane it is."""
+    """The largest element of each window, and its place in the plane."""
     return _max_pool(self, kernel_size, stride, padding, dilation, ceil_mode, 2)
 
 
@@ -83,12 +83,12 @@ def max_pool3d(
     dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> tuple[Any, Any]:
-    """The largest of each window, and where in its volume it is."""
+    """The largest element of each window, and its place in the volume."""
     return _max_pool(self, kernel_size, stride, padding, dilation, ceil_mode, 3)
 
 
 def _to_places(grad: Any, shape: Any, indices: Any, dims: int) -> Any:
-    """The gradients summed at the places that were selected."""
+    """The sums of the gradients at the places that were selected."""
     rows, size = math.prod(shape[:-dims]), math.prod(shape[-dims:])
     row = jnp.arange(rows)[:, None]
     where, grad = indices.reshape(rows, -1), wide(grad).reshape(rows, -1)
@@ -106,7 +106,7 @@ def max_pool_backward(
     ceil_mode: bool,
     indices: Any,
 ) -> Any:
-    """The gradient of the max pools, of as many dims as the kernel is given in."""
+    """The gradient of the max pools; the kernel has as many numbers as they have dims."""
     return _to_places(grad_output, self.shape, indices, len(kernel_size))
 
 
@@ -141,7 +141,7 @@ def _avg_pool(
         (1,) * front + stride,
         pads,
     )
-    # A right padding less than what ceil_mode needs can leave one window more than torch takes.
+    # Right padding below what ceil_mode needs can give one window more than torch takes.
     total = total[(..., *(slice(n) for n in area.shape))]
     return total / (jnp.asarray(area, x.dtype) if divisor is None else divisor)
 
@@ -167,12 +167,12 @@ def _enter_avg_pool(dims: int) -> None:
 
 
 def _bounds(length: int, count: int) -> list[tuple[int, int]]:
-    """Where each adaptive window starts and ends."""
+    """The start and end of each adaptive window."""
     return [(i * length // count, -(-(i + 1) * length // count)) for i in range(count)]
 
 
 def mapped(x: Any, matrices: Any) -> Any:
-    """A matrix applied to each of the last dims."""
+    """Applies a matrix to each of the last dims."""
     for d, matrix in enumerate(matrices, x.ndim - len(matrices)):
         matrix = jnp.asarray(matrix, x.dtype)
         out = lax.dot_general(x, matrix, (((d,), (1,)), ((), ())), lax.Precision.HIGHEST)
@@ -196,7 +196,7 @@ def _adaptive_max(x: Any, size: Any) -> tuple[Any, Any]:
         grid = np.meshgrid(*(np.arange(a, b) for a, b in chosen), indexing="ij")
         groups.append(np.ravel_multi_index([g.ravel() for g in grid], spatial))
     longest = max((len(g) for g in groups), default=1)
-    # A short window names its last place again.
+    # A short window repeats its last place.
     table = np.stack([np.pad(g, (0, longest - len(g)), mode="edge") for g in groups])
     values = x.reshape(*x.shape[:-dims], -1)[..., table]
     pick = jnp.argmax(values, -1)

@@ -19,7 +19,7 @@ from spmdzero.backend.jax.ops._table import lowers
 
 
 def _summand(self: Any, dtype: Any) -> Any:
-    """What a sum or a product adds up: in the dtype asked for, integers in 64 bits."""
+    """The operand of a sum or product in the dtype asked for, integers in 64 bits."""
     if dtype is not None:
         return wide(cast(self, dtype))
     return wide(self) if is_inexact(dtype_of(self)) else self.astype(jnp.int64)
@@ -33,7 +33,7 @@ def sum_(self: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 
 @lowers("prod", "prod.dim_int")
 def prod(self: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    """The product over a dim or over all."""
+    """The product over a dim, or over all."""
     return jnp.prod(_summand(self, dtype), axes(dim, self.ndim), keepdims=keepdim)
 
 
@@ -45,26 +45,26 @@ def mean(self: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 
 @lowers("amax")
 def amax(self: Any, dim: Any = (), keepdim: bool = False) -> Any:
-    """The largest over the dims; NaN wins."""
+    """The largest element over the dims; NaN wins."""
     return jnp.max(self, axes(dim, self.ndim), keepdims=keepdim)
 
 
 @lowers("amin")
 def amin(self: Any, dim: Any = (), keepdim: bool = False) -> Any:
-    """The smallest over the dims; NaN wins."""
+    """The smallest element over the dims; NaN wins."""
     return jnp.min(self, axes(dim, self.ndim), keepdims=keepdim)
 
 
 @lowers("max", "max.dim")
 def max_(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    """The largest of all, or along a dim with its index."""
+    """The largest element of all, or along a dim with its index."""
     values = jnp.max(self, axes(dim, self.ndim), keepdims=keepdim)
     return values if dim is None else (values, argmax(self, dim, keepdim))
 
 
 @lowers("min", "min.dim")
 def min_(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    """The smallest of all, or along a dim with its index."""
+    """The smallest element of all, or along a dim with its index."""
     values = jnp.min(self, axes(dim, self.ndim), keepdims=keepdim)
     return values if dim is None else (values, argmin(self, dim, keepdim))
 
@@ -79,25 +79,25 @@ def _index(function: Any, self: Any, dim: int | None, keepdim: bool) -> Any:
 
 @lowers("argmax")
 def argmax(self: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-    """The first index of the largest."""
+    """The first index of the largest element."""
     return _index(jnp.argmax, self, dim, keepdim).astype(jnp.int64)
 
 
 @lowers("argmin")
 def argmin(self: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-    """The first index of the smallest."""
+    """The first index of the smallest element."""
     return _index(jnp.argmin, self, dim, keepdim).astype(jnp.int64)
 
 
 @lowers("any", "any.dim", "any.dims", "_is_any_true")
 def any_(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    """Whether any is not 0."""
+    """Whether any element is not 0."""
     return jnp.any(self != 0, axes(dim, self.ndim), keepdims=keepdim)
 
 
 @lowers("all", "all.dim", "all.dims", "_is_all_true")
 def all_(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    """Whether none is 0."""
+    """Whether no element is 0."""
     return jnp.all(self != 0, axes(dim, self.ndim), keepdims=keepdim)
 
 
@@ -110,7 +110,7 @@ def var_mean(
     count = math.prod(x.shape[d] for d in dims)
     center = jnp.mean(x, dims, keepdims=True)
     squares = jnp.square(jnp.abs(x - center))
-    # Torch divides by 0, not by a negative number, where the correction exceeds the count.
+    # torch divides by 0, not by a negative number, where the correction exceeds the count.
     divisor = jnp.asarray(max(0, count - (1 if correction is None else correction)), squares.dtype)
     variance = jnp.sum(squares, dims, keepdims=keepdim) / divisor
     return variance, center if keepdim else jnp.squeeze(center, dims)
@@ -163,7 +163,7 @@ def vector_norm(
 def value_selecting_reduction_backward(
     grad: Any, dim: int, indices: Any, sizes: Any, keepdim: bool
 ) -> Any:
-    """The gradient at the elements that were selected."""
+    """The gradient at the elements that were selected, else 0."""
     if not sizes:
         return grad
     place = axis(dim, len(sizes))

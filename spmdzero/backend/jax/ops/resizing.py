@@ -17,7 +17,7 @@ _ONE = np.float32(1)
 
 
 def _step(length: int, count: int, align: bool, scale: float | None) -> Any:
-    """How far the source moves by one output, in float32 as torch's kernels have it."""
+    """The distance in the source per output, in float32 as in torch's kernels."""
     if align:
         return np.float32(length - 1) / np.float32(count - 1) if count > 1 else np.float32(0)
     if scale is not None and scale > 0:
@@ -72,7 +72,7 @@ def _cubic(length: int, count: int, align: bool, scale: float | None) -> Any:
 def _smooth(
     length: int, count: int, align: bool, scale: float | None, size: int, near: Callable[[Any], Any]
 ) -> Any:
-    """Weights of what is as wide as the step between outputs, which so are means of inputs."""
+    """Weights of windows as wide as the step between outputs, which average inputs."""
     step, half = _step(length, count, align, scale), np.float32(0.5)
     support = np.float32(size) * half * max(step, _ONE)
     matrix = np.zeros((count, length), np.float32)

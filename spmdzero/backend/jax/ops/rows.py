@@ -1,4 +1,4 @@
-"""What a mask's elements are, of a fixed number; how many fall into each bin."""
+"""A mask's elements in a fixed number, and counts of elements in bins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spmdzero.backend.jax.ops._table import lowers
 
 @lowers("nonzero_static")
 def nonzero_static(self: Any, *, size: int, fill_value: int = -1) -> Any:
-    """Where the first so many elements are that are not 0; a fill where there are fewer."""
+    """The places of the first `size` elements that are not 0, padded with the fill value."""
     if self.ndim == 0:
         return jnp.zeros((size, 0), jnp.int64)
     return jnp.stack(jnp.nonzero(self, size=size, fill_value=fill_value), 1).astype(jnp.int64)
@@ -20,7 +20,7 @@ def nonzero_static(self: Any, *, size: int, fill_value: int = -1) -> Any:
 
 @lowers("masked_scatter_backward")
 def masked_scatter_backward(grad_output: Any, mask: Any, sizes: Any) -> Any:
-    """The gradient of the source's elements: those that no place took have 0."""
+    """The gradient of the source's elements; 0 for those that were not taken."""
     count = math.prod(sizes)
     taken = jnp.broadcast_to(mask.astype(bool), grad_output.shape).reshape(-1)
     places = jnp.where(taken, jnp.cumsum(taken) - 1, count)
@@ -30,7 +30,7 @@ def masked_scatter_backward(grad_output: Any, mask: Any, sizes: Any) -> Any:
 
 @lowers("histc")
 def histc(self: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
-    """How many elements each of so many equal bins has; from the least to the largest for 0, 0."""
+    """Number of elements in each of `bins` equal bins; 0, 0 means from the least to the largest."""
     x = self.reshape(-1)
     low, high = jnp.asarray(min, x.dtype), jnp.asarray(max, x.dtype)
     if min == max and x.size:

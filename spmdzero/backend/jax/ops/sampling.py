@@ -21,7 +21,7 @@ def _unnormalized(x: Any, length: int, align: bool) -> Any:
 
 
 def _clipped(x: Any, length: int) -> Any:
-    # Torch has no gradient on the border itself, where that of a clip would be a half.
+    # torch's gradient on the border itself is 0, where that of a clip would be a half.
     inside = (x > 0) & (x < length - 1)
     return jnp.where(inside, x, jax.lax.stop_gradient(jnp.clip(x, 0, length - 1)))
 
@@ -38,14 +38,14 @@ def _reflected(x: Any, length: int, align: bool) -> Any:
 
 
 def _padded(x: Any, length: int, padding: int, align: bool) -> Any:
-    """The coordinate in the image that one outside of it stands for."""
+    """The coordinate in the image that stands for one outside."""
     if padding == _REFLECTION:
         x = _reflected(x, length, align)
     return x if padding == _ZEROS else _clipped(x, length)
 
 
 def _taken(image: Any, places: Any) -> Any:
-    """`[N, C, *out]`, the elements at whole coordinates `[N, *out]` of each dim; 0 outside."""
+    """`[N, C, *out]`, the elements at integer coordinates `[N, *out]` of each dim; 0 outside."""
     lengths = image.shape[2:]
     inside: Any = True
     flat = 0
@@ -69,7 +69,7 @@ def _cubic_weights(t: Any) -> tuple[Any, ...]:
 
 def _sampled(image: Any, grid: Any, mode: int, padding: int, align: bool) -> Any:
     lengths = image.shape[2:]
-    # The last dim of a grid counts the image's dims from the last one on.
+    # The last dim of a grid has the coordinates of the image's dims in reverse order.
     at = [
         _unnormalized(grid[..., len(lengths) - 1 - d], length, align)
         for d, length in enumerate(lengths)
@@ -100,7 +100,7 @@ def _cubic(image: Any, at: Any, padding: int, align: bool) -> Any:
         weight: Any = 1
         for tap, below, length, of_dim in zip(taps, low, lengths, weights, strict=True):
             place = _padded(below + (tap - 1), length, padding, align)
-            # A reflection about a half ends at a whole number, give or take its rounding.
+            # A reflection about a half ends at an integer, up to rounding.
             places.append(jnp.trunc(place) if padding != _ZEROS else place)
             weight = weight * of_dim[tap]
         total = total + weight[:, None] * _taken(image, places)
@@ -111,7 +111,7 @@ def _cubic(image: Any, at: Any, padding: int, align: bool) -> Any:
 def grid_sampler(
     input: Any, grid: Any, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> Any:
-    """The image's values at the grid's coordinates, of which -1 and 1 are its borders."""
+    """The image's values at the grid's coordinates; -1 and 1 are the image's borders."""
     return _sampled(wide(input), wide(grid), interpolation_mode, padding_mode, align_corners)
 
 
@@ -125,7 +125,7 @@ def grid_sampler_backward(
     align_corners: bool,
     output_mask: Any,
 ) -> tuple[Any, Any]:
-    """The gradients of image and grid, of those that are asked for."""
+    """The gradients of image and grid for which the mask asks."""
 
     def forward(image: Any, where: Any) -> Any:
         return _sampled(image, where, interpolation_mode, padding_mode, align_corners)

@@ -12,7 +12,7 @@ from spmdzero.backend.jax.ops._table import lowers
 
 
 def _scaled(out: Any, count: int, normalization: int) -> Any:
-    """Torch numbers its norms: 0 for none, 1 for the square root of the count, 2 for the count."""
+    """Divides by torch's norm: 0 is none, 1 the square root of the count, 2 the count."""
     return out if normalization == 0 else out / (math.sqrt(count) if normalization == 1 else count)
 
 
@@ -22,11 +22,11 @@ def _dims(self: Any, dim: Any) -> tuple[int, ...]:
 
 @lowers("_fft_c2c")
 def fft_c2c(self: Any, dim: Any, normalization: int, forward: bool) -> Any:
-    """From complex to complex."""
+    """The transform from complex to complex."""
     dims = _dims(self, dim)
     if not dims:
         return self
-    # Each of these norms leaves the sum as it is.
+    # Neither of these norms scales the sum.
     if forward:
         out = jnp.fft.fftn(self, axes=dims, norm="backward")
     else:
@@ -36,7 +36,7 @@ def fft_c2c(self: Any, dim: Any, normalization: int, forward: bool) -> Any:
 
 @lowers("_fft_r2c")
 def fft_r2c(self: Any, dim: Any, normalization: int, onesided: bool) -> Any:
-    """From real to complex, of the last of the dims only the half that tells the rest."""
+    """The transform from real to complex; `onesided` keeps half of the last dim."""
     dims = _dims(self, dim)
     transform = jnp.fft.rfftn if onesided else jnp.fft.fftn
     out = transform(self, axes=dims, norm="backward")
@@ -45,7 +45,7 @@ def fft_r2c(self: Any, dim: Any, normalization: int, onesided: bool) -> Any:
 
 @lowers("_fft_c2r")
 def fft_c2r(self: Any, dim: Any, normalization: int, last_dim_size: int) -> Any:
-    """From the half of a complex spectrum to real."""
+    """The transform from the half of a complex spectrum to real."""
     dims = _dims(self, dim)
     sizes = [*(self.shape[d] for d in dims[:-1]), last_dim_size]
     out = jnp.fft.irfftn(self, s=sizes, axes=dims, norm="forward")

@@ -27,12 +27,12 @@ def _sigmoid(x: Any) -> Any:
 
 
 def _digamma(x: Any) -> Any:
-    # At the poles torch says -inf for 0, by the sign of it, and NaN for the negative integers.
+    # At the poles torch returns -inf or inf for 0, by its sign, and NaN for the negative integers.
     at_zero = jnp.copysign(jnp.full_like(x, jnp.inf), -x)
     return jnp.where(x == 0, at_zero, jsp.digamma(x))
 
 
-# Integers come out as floats, half precision is computed in float32.
+# Integers become floats; half precision is computed in float32.
 _FLOATING: dict[str, Callable[[Any], Any]] = {
     "acos": jnp.arccos,
     "acosh": jnp.arccosh,
@@ -81,7 +81,7 @@ for _name, _function in _FLOATING.items():
 
 
 def _of_reals(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Integers are whole already."""
+    """Wraps a rounding function to return integers as they are."""
     return lambda self: function(self) if is_inexact(dtype_of(self)) else self
 
 
@@ -91,7 +91,7 @@ for _name, _function in {"ceil": jnp.ceil, "floor": jnp.floor, "trunc": jnp.trun
 
 @lowers("round", "round.decimals")
 def round_(self: Any, decimals: int = 0) -> Any:
-    """self rounded to the nearest, halves to the even."""
+    """self rounded to the nearest, halves to even."""
     if not is_inexact(dtype_of(self)):
         return self
     x = wide(self)
@@ -109,7 +109,7 @@ def abs_(self: Any) -> Any:
 
 @lowers("neg")
 def neg(self: Any) -> Any:
-    """self with the other sign."""
+    """self with the opposite sign."""
     return jnp.negative(self)
 
 
@@ -119,13 +119,13 @@ def same(self: Any, **_: Any) -> Any:
     return self
 
 
-# An array holds no lazy sign: torch's flag on a view is a negation here.
+# An array has no lazy sign: a flag on a view in torch is a negation here.
 lowers("_neg_view", "_neg_view_copy")(neg)
 
 
 @lowers("clone")
 def clone(self: Any, memory_format: Any = None) -> Any:
-    """self: an array can't change, so nothing needs a copy."""
+    """self: arrays can't change, so that no copy is needed."""
     return self
 
 
@@ -139,7 +139,7 @@ def sign(self: Any) -> Any:
 
 @lowers("sgn")
 def sgn(self: Any) -> Any:
-    """The sign, of a complex number its direction."""
+    """The sign, or the direction of a complex number."""
     if not jnp.iscomplexobj(self):
         return sign(self)
     size = jnp.abs(self)
@@ -148,19 +148,19 @@ def sgn(self: Any) -> Any:
 
 @lowers("signbit")
 def signbit(self: Any) -> Any:
-    """Whether the sign is minus, of -0.0 too."""
+    """Whether the sign is minus, also of -0.0."""
     return jnp.signbit(self) if is_inexact(dtype_of(self)) else self < 0
 
 
 @lowers("isnan")
 def isnan(self: Any) -> Any:
-    """Whether it is not a number."""
+    """Whether each element is NaN."""
     return jnp.isnan(self)
 
 
 @lowers("isinf")
 def isinf(self: Any) -> Any:
-    """Whether it is infinite."""
+    """Whether each element is infinite."""
     return jnp.isinf(self)
 
 
@@ -168,7 +168,7 @@ def isinf(self: Any) -> Any:
 def nan_to_num(
     self: Any, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> Any:
-    """Finite numbers for NaN and the infinities."""
+    """self with finite numbers in the place of NaN and the infinities."""
     if not is_inexact(dtype_of(self)):
         return self
     return jnp.nan_to_num(self, nan=0.0 if nan is None else nan, posinf=posinf, neginf=neginf)
@@ -179,7 +179,8 @@ def _cotangents(n: int, x: Any) -> Any:
     derivative = np.polynomial.Polynomial([0.0, np.pi])
     for _ in range(n):
         derivative = derivative.deriv() * np.polynomial.Polynomial([-np.pi, 0.0, -np.pi])
-    # It is 0 at a half to the last bit, where the terms are large, and exact beside the poles.
+    # The cotangent is 0 at a half to the last bit, where the terms are large, and exact near the
+    # poles.
     near = x - jnp.round(x)
     rest = jnp.abs(near)
     cotangent = jnp.sign(near) * jnp.sin(jnp.pi * (0.5 - rest)) / jnp.sin(jnp.pi * rest)
@@ -192,14 +193,14 @@ def polygamma(n: int, self: Any) -> Any:
     x = wide_float(self)
     if n == 0:
         return _digamma(x)
-    # JAX adds up ten terms, and is wrong below -8. There its reflection is taken (DLMF 5.15.6),
-    # which rounds more where the two of it cancel.
+    # JAX sums ten terms, which is wrong below -8. There the reflection formula is used (DLMF
+    # 5.15.6), which rounds more where its two terms cancel.
     far = x < 0
     value = jsp.polygamma(n, jnp.where(far, 1 - x, x))
     value = jnp.where(far, (-1) ** n * value - _cotangents(n, x), value)
     if n == 1:
         value = jnp.where(x == jnp.inf, 0, value)
-    # JAX has NaN at the poles of the even ones.
+    # For even n JAX returns NaN at the poles.
     pole = (x <= 0) & (x == jnp.floor(x))
     return jnp.where(pole, jnp.inf if n % 2 else -jnp.inf, value)
 
@@ -225,7 +226,7 @@ def imag(self: Any) -> Any:
 
 @lowers("angle")
 def angle(self: Any) -> Any:
-    """The angle in the complex plane; of a negative real number pi, of NaN NaN."""
+    """The angle in the complex plane: pi for a negative real number, NaN for NaN."""
     x = wide_float(self)
     if jnp.iscomplexobj(x):
         return jnp.angle(x)
@@ -240,31 +241,31 @@ def conj(self: Any) -> Any:
 
 @lowers("complex")
 def complex_(real: Any, imag: Any) -> Any:
-    """A complex array of its parts."""
+    """A complex array from its parts."""
     return lax.complex(*jnp.broadcast_arrays(wide(real), wide(imag)))
 
 
 @lowers("polar")
 def polar(abs: Any, angle: Any) -> Any:
-    """A complex array of its lengths and angles."""
+    """A complex array from lengths and angles."""
     return complex_(abs * jnp.cos(angle), abs * jnp.sin(angle))
 
 
 @lowers("view_as_real", "view_as_real_copy")
 def view_as_real(self: Any) -> Any:
-    """The parts in a last dim of two."""
+    """The real and imaginary parts in a last dim of two."""
     return jnp.stack([jnp.real(self), jnp.imag(self)], axis=-1)
 
 
 @lowers("view_as_complex", "view_as_complex_copy")
 def view_as_complex(self: Any) -> Any:
-    """The last dim of two as the parts of complex numbers."""
+    """Complex numbers whose parts are in the last dim of two."""
     return complex_(self[..., 0], self[..., 1])
 
 
 @lowers("_to_copy", "prims.convert_element_type")
 def to_copy(self: Any, dtype: Any = None, *_: Any, **__: Any) -> Any:
-    """self in another dtype; the device, the layout and the rest mean nothing here."""
+    """self in another dtype; device, layout and the rest have no meaning here."""
     return cast(self, dtype)
 
 

@@ -1,4 +1,4 @@
-"""What writes into a part of an array: the scatters of views, and the views' backward passes."""
+"""Writes into a part of an array: the scatters of views, and the views' backward passes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spmdzero.backend.jax.ops.views import diagonal, unfold
 
 @lowers("select_scatter")
 def select_scatter(self: Any, src: Any, dim: int, index: int) -> Any:
-    """self with src at one index of a dim."""
+    """self with src written at one index of a dim."""
     return self.at[at(dim, self.ndim, index)].set(src.astype(self.dtype))
 
 
@@ -28,7 +28,7 @@ def slice_scatter(
     end: int | None = None,
     step: int = 1,
 ) -> Any:
-    """self with src in a part of a dim."""
+    """self with src written into a part of a dim."""
     low, high = clipped(start, end, self.shape[axis(dim, self.ndim)])
     return self.at[at(dim, self.ndim, slice(low, high, step))].set(src.astype(self.dtype))
 
@@ -42,16 +42,16 @@ def _places(shape: Any) -> Any:
 
 @lowers("diagonal_scatter")
 def diagonal_scatter(self: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-    """self with src on a diagonal."""
+    """self with src written on a diagonal."""
     where = diagonal(_places(self.shape), offset, dim1, dim2)
     return self.reshape(-1).at[where].set(src.astype(self.dtype)).reshape(self.shape)
 
 
 def _strided(size: Any, stride: Any, offset: int | None, length: int) -> Any:
-    """The places in a storage of this length of an array of these sizes and strides."""
+    """The places, in a storage of this length, of an array with these sizes and strides."""
     last = (offset or 0) + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     if 0 not in size and last >= length:
-        # JAX would take another element in silence.
+        # JAX would silently take another element.
         raise UnsupportedError(
             f"its last element is number {last} of a storage of {length}", "Ask for fewer"
         )
@@ -63,9 +63,9 @@ def _strided(size: Any, stride: Any, offset: int | None, length: int) -> Any:
 
 @lowers("as_strided", "as_strided_copy")
 def as_strided(self: Any, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
-    """The elements at these places of the storage, as which self's elements in order are taken.
+    """The elements at these places of the storage, which consists of self's elements in order.
 
-    A tensor that is not contiguous, or that is part of a storage, must be given as the array of
+    For a tensor that is not contiguous, or that is part of a storage, self must be the array of
     the whole storage: an array has no strides.
     """
     flat, expected, offset = self.reshape(-1), 1, storage_offset or 0
@@ -82,14 +82,14 @@ def as_strided(self: Any, size: Any, stride: Any, storage_offset: int | None = N
 def as_strided_scatter(
     self: Any, src: Any, size: Any, stride: Any, storage_offset: int | None = None
 ) -> Any:
-    """self, of which the same holds as for `as_strided`, with src at these places."""
+    """self, a storage as in `as_strided`, with src written at these places."""
     where = _strided(size, stride, storage_offset, self.size)
     return self.reshape(-1).at[where].set(src.astype(self.dtype)).reshape(self.shape)
 
 
 @lowers("select_backward")
 def select_backward(grad_output: Any, input_sizes: Any, dim: int, index: int) -> Any:
-    """The gradient at the index, else 0."""
+    """The gradient at the index, 0 elsewhere."""
     return select_scatter(_nothing(grad_output, input_sizes), grad_output, dim, index)
 
 
@@ -97,13 +97,13 @@ def select_backward(grad_output: Any, input_sizes: Any, dim: int, index: int) ->
 def slice_backward(
     grad_output: Any, input_sizes: Any, dim: int, start: int, end: int, step: int
 ) -> Any:
-    """The gradient in the slice, else 0."""
+    """The gradient in the slice, 0 elsewhere."""
     return slice_scatter(_nothing(grad_output, input_sizes), grad_output, dim, start, end, step)
 
 
 @lowers("diagonal_backward")
 def diagonal_backward(grad_output: Any, input_sizes: Any, offset: int, dim1: int, dim2: int) -> Any:
-    """The gradient on the diagonal, else 0."""
+    """The gradient on the diagonal, 0 elsewhere."""
     return diagonal_scatter(_nothing(grad_output, input_sizes), grad_output, offset, dim1, dim2)
 
 

@@ -1,4 +1,4 @@
-"""Shapes: what torch makes as views, and what it joins and repeats."""
+"""Shapes: the views that torch makes, joining and repeating."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def transpose(self: Any, dim0: int, dim1: int) -> Any:
 
 @lowers("select.int", "select_copy.int")
 def select(self: Any, dim: int, index: int) -> Any:
-    """One index of a dim, which goes."""
+    """The elements at one index of a dim, without that dim."""
     place = axis(dim, self.ndim)
     return lax.index_in_dim(self, index % self.shape[place], place, keepdims=False)
 
@@ -56,7 +56,7 @@ def select(self: Any, dim: int, index: int) -> Any:
 def slice_(
     self: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Any:
-    """A part of a dim."""
+    """A slice of a dim."""
     place = axis(dim, self.ndim)
     low, high = clipped(start, end, self.shape[place])
     return lax.slice_in_dim(self, low, high, step, place)
@@ -64,21 +64,21 @@ def slice_(
 
 @lowers("narrow", "narrow_copy")
 def narrow(self: Any, dim: int, start: int, length: int) -> Any:
-    """So much of a dim from a start."""
+    """The part of a dim with this start and length."""
     place = axis(dim, self.ndim)
     return lax.slice_in_dim(self, start, start + length, 1, place)
 
 
 @lowers("unsqueeze", "unsqueeze_copy")
 def unsqueeze(self: Any, dim: int) -> Any:
-    """A dim of 1 more."""
+    """self with a new dim of 1."""
     return jnp.expand_dims(self, dim)
 
 
 @lowers("squeeze", "squeeze.dim", "squeeze.dims")
 @lowers("squeeze_copy", "squeeze_copy.dim", "squeeze_copy.dims")
 def squeeze(self: Any, dim: Any = None) -> Any:
-    """The dims of 1 away, of those given."""
+    """self without dims of 1, of all or of those given."""
     asked = range(self.ndim) if dim is None else (axes(dim, self.ndim) if dim != [] else ())
     return jnp.squeeze(self, tuple(d for d in asked if self.shape[d] == 1))
 
@@ -91,7 +91,7 @@ def diagonal(self: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
 
 @lowers("unfold", "unfold_copy")
 def unfold(self: Any, dimension: int, size: int, step: int) -> Any:
-    """Windows along a dim, their elements as a last dim."""
+    """Windows along a dim, with their elements as the last dim."""
     if self.ndim == 0:
         return self.reshape(1)[:size]
     place = axis(dimension, self.ndim)
@@ -102,7 +102,7 @@ def unfold(self: Any, dimension: int, size: int, step: int) -> Any:
 
 @lowers("split.Tensor", "split_copy.Tensor", "unsafe_split.Tensor")
 def split(self: Any, split_size: int, dim: int = 0) -> list[Any]:
-    """Parts of one size along a dim, the last what is left."""
+    """Parts of one size along a dim; the last may be smaller."""
     total = self.shape[axis(dim, self.ndim)]
     starts = range(0, total, split_size) if total else [0]
     return [slice_(self, dim, start, start + split_size) for start in starts]
@@ -120,13 +120,13 @@ def split_with_sizes(self: Any, split_sizes: Any, dim: int = 0) -> list[Any]:
 
 @lowers("unbind.int", "unbind_copy.int")
 def unbind(self: Any, dim: int = 0) -> list[Any]:
-    """Every index of a dim."""
+    """The elements at every index of a dim."""
     return [select(self, dim, i) for i in range(self.shape[axis(dim, self.ndim)])]
 
 
 @lowers("cat")
 def cat(tensors: Any, dim: int = 0) -> Any:
-    """The arrays one after the other; torch lets an empty one of one dim stand among them."""
+    """The arrays joined along a dim; torch also allows empty ones of one dim among them."""
     dtype = result_type(*tensors)
     kept = [x for x in tensors if x.shape != (0,)] or tensors[:1]
     return jnp.concatenate([cast(x, dtype) for x in kept], axis(dim, kept[0].ndim))
@@ -141,13 +141,13 @@ def stack(tensors: Any, dim: int = 0) -> Any:
 
 @lowers("flip")
 def flip(self: Any, dims: Any) -> Any:
-    """The dims backwards."""
+    """self with the dims reversed."""
     return jnp.flip(self, tuple(axis(d, self.ndim) for d in dims)) if self.ndim else self
 
 
 @lowers("roll")
 def roll(self: Any, shifts: Any, dims: Any = ()) -> Any:
-    """The elements moved along dims, or along all as one, what falls off put in front."""
+    """The elements shifted along dims, or as one sequence, cyclically."""
     shifts = (shifts,) if isinstance(shifts, int) else tuple(shifts)
     dims = (dims,) if isinstance(dims, int) else tuple(dims)
     return jnp.roll(self, shifts, dims) if dims else jnp.roll(self, shifts[0])
@@ -155,13 +155,13 @@ def roll(self: Any, shifts: Any, dims: Any = ()) -> Any:
 
 @lowers("repeat")
 def repeat(self: Any, repeats: Any) -> Any:
-    """The whole so many times along each dim."""
+    """self repeated along each dim."""
     return jnp.tile(self, tuple(repeats))
 
 
 @lowers("constant_pad_nd")
 def constant_pad_nd(self: Any, pad: Any, value: Any = 0) -> Any:
-    """More at the ends of dims, the last dim first; negative takes away."""
+    """Pads the ends of dims, the last dim first; negative numbers cut off."""
     pairs = [(pad[i], pad[i + 1], 0) for i in range(0, len(pad), 2)][::-1]
     config = [(0, 0, 0)] * (self.ndim - len(pairs)) + pairs
     return lax.pad(self, cast(value, dtype_of(self)), config)
@@ -169,11 +169,11 @@ def constant_pad_nd(self: Any, pad: Any, value: Any = 0) -> Any:
 
 @lowers("tril")
 def tril(self: Any, diagonal: int = 0) -> Any:
-    """0 above the diagonal."""
+    """self with 0 above the diagonal."""
     return jnp.tril(self, diagonal)
 
 
 @lowers("triu")
 def triu(self: Any, diagonal: int = 0) -> Any:
-    """0 below the diagonal."""
+    """self with 0 below the diagonal."""
     return jnp.triu(self, diagonal)

@@ -1,10 +1,10 @@
-"""The private torch_xla calls, in one place, for the one version that they are known to work in.
+"""The private calls of torch_xla, in one place, for the one version in which they are known.
 
-Everything here has no public equivalent (manual sharding, optimised HLO) or one that costs
-80 times as much (`xs.mark_sharding` rebuilds an OpSharding at each call).
+Each of them has no public equivalent (manual sharding, optimised HLO), or one that costs 80 times
+as much (`xs.mark_sharding` rebuilds an OpSharding at each call).
 """
 
-# First: on another version the rest may not even import.
+# Import this first: with another version the rest may fail to import.
 from spmdzero.backend.torch_xla._private._version import TESTED_VERSION
 from spmdzero.backend.torch_xla._private.client import (
     advance_seed,

@@ -1,4 +1,4 @@
-"""The one version of torch_xla whose private calls these are."""
+"""The one version of torch_xla whose private calls are used here."""
 
 import torch_xla
 

@@ -15,7 +15,7 @@ def runtime_has_started() -> bool:
 
 
 def start_runtime() -> None:
-    """Makes the client of the devices, which reads its flags; a device's first use does too."""
+    """Creates the client of the devices, which reads its flags; a device's first use does too."""
     _C._init_computation_client()
 
 
@@ -30,7 +30,7 @@ def seed_tensor(device: torch.device) -> torch.Tensor:
 
 
 def advance_seed(device: torch.device) -> None:
-    """Moves the device's own generator on as `sync` does."""
-    # What torch's LazyGraphExecutor computes, in 64 bits (lazy_graph_executor.cpp, `MarkStep`).
+    """Moves the device's own generator to its next state, as `sync` does."""
+    # torch's LazyGraphExecutor computes this in 64 bits (lazy_graph_executor.cpp, `MarkStep`).
     seed = (1012031 + _C._xla_get_rng_seed() * 7012063) % 2**64
     _C._xla_set_rng_seed(seed, str(device))

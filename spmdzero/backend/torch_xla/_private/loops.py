@@ -1,4 +1,4 @@
-"""A computation that runs again and again, as one loop of a program."""
+"""A repeated computation as one loop of a program."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,15 +22,16 @@ def loop(
     """A computation that calls `body` `times` times.
 
     Args:
-        body: of one iteration; returns what is carried on, and what it makes.
-        backwards: the iterations run from the last slice to the first.
-        arrangement: for each parameter of `body` its place among carried, sliced and whole inputs.
-        carried: inputs of the first iteration, which each iteration replaces.
-        sliced: inputs of one iteration; the loop takes them stacked, `[times, ...]`.
-        whole: inputs that are the same in each iteration.
-        made: what an iteration makes; the loop returns it stacked.
+        body: one iteration; returns the carried values and its results.
+        backwards: whether the iterations run from the last slice to the first.
+        arrangement: for each parameter of `body` its index among carried, sliced and whole inputs.
+        carried: forms of the inputs of the first iteration, which each iteration replaces.
+        sliced: forms of an iteration's own inputs; the loop takes them stacked, `[times, ...]`.
+        whole: forms of inputs that are the same in each iteration.
+        made: forms of an iteration's results, which the loop returns stacked.
 
-    Returns a computation of carried, stacked and whole inputs: the last carried, and the stacks.
+    Returns a computation that maps carried, stacked and whole inputs to the last carried values
+    and the stacks.
     """
     builder = xb.create_builder("loop")
     stacks = [Form((times, *form.shape), form.dtype) for form in sliced]

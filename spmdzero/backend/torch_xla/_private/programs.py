@@ -1,4 +1,4 @@
-"""Programs: their text, compiling and running them, and calling one inside of another."""
+"""Programs: their text, compiling and running them, and calling one inside another."""
 
 import contextlib
 import weakref
@@ -18,12 +18,12 @@ def optimized_hlo(tensors: Sequence[torch.Tensor]) -> str:
     """The optimised, partitioned HLO of the pending program that computes `tensors`.
 
     Raises:
-        SpmdZeroRuntimeError: torch_xla has decided before that this process dumps programs as
-            they are before optimisation, where GSPMD's collectives don't exist yet.
+        SpmdZeroRuntimeError: torch_xla has decided earlier that this process dumps unoptimised
+            programs, which don't have GSPMD's collectives yet.
     """
     _wait_for_inputs()
-    # torch_xla reads it once, when it first dumps a program. Not set earlier than needed: its
-    # while loops dump too, and abort on an optimised program.
+    # torch_xla reads the variable once, when it first dumps a program. It is set only now, because
+    # torch_xla's while loops dump too, and abort on an optimised program.
     with environment_variable("XLA_DUMP_POST_OPTIMIZATIONS", "1"):
         text = _C._get_xla_tensors_hlo(list(tensors))
     if 'custom_call_target="Sharding"' in text:
@@ -40,11 +40,11 @@ def annotated_program(
 ) -> tuple[bytes, list[int]]:
     """The pending program that computes `tensors`, as a serialised, unoptimised HLO module proto.
 
-    It carries the shardings of inputs and values as annotations, but for placeholders; donation
-    is not in it. Unlike `_get_xla_tensors_hlo_proto` it heeds no environment variable that is
-    fixed per process.
+    It has the shardings of inputs and values as annotations, except those of placeholders, and no
+    donation. Unlike `_get_xla_tensors_hlo_proto` it reads no environment variable that is fixed per
+    process.
 
-    Returns the proto, and of each of `inputs` which input of the program it is, -1 for none.
+    Returns the proto, and for each of `inputs` its number among the program's inputs, -1 for none.
     """
     _wait_for_inputs()
     context = _C.lowering.LoweringContext("step")
@@ -53,31 +53,31 @@ def annotated_program(
 
 
 def _wait_for_inputs() -> None:
-    # An input that a running program has yet to write has no handle, and torch_xla's lowering, but
-    # for the one before it runs a program, asks for the handle: a segmentation fault.
+    # An input that a running program has yet to write has no handle. torch_xla's lowering asks for
+    # the handle, except in the lowering that runs the program: a segmentation fault.
     _C._xla_wait_device_ops([])
 
 
 def computation(proto: bytes) -> Any:
-    """A serialised HLO module as something that can be called inside of programs."""
+    """A serialised HLO module as a computation that programs can call."""
     return _C._xla_op_computation_from_module_proto("folded", proto)
 
 
 def program_text(proto: bytes) -> str:
     """A serialised HLO module as text, with the Python line of each operation if it was recorded.
 
-    Lines are recorded while somebody wants them (`record_scopes`).
+    Lines are recorded while `record_scopes` asks for them.
     """
     return _C._xla_computation_text(computation(proto))
 
 
 def call(computation: Any, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """One pending operation: `computation` of `arguments`, which are as many as it takes."""
+    """A pending operation that calls `computation` on `arguments`, as many as it takes."""
     return _C._xla_user_computation("xla::folded", list(arguments), computation)
 
 
 def donate(tensor: torch.Tensor) -> None:
-    """Lets the program that reads the buffer of `tensor` write an output into it."""
+    """Lets the program that reads the buffer of `tensor` write an output into it (donation)."""
     _C._set_buffer_donation(tensor, True)
 
 
@@ -94,35 +94,35 @@ def compile_pending(roots: Sequence[torch.Tensor]) -> bytes:
 
 
 def run_compiled(program: bytes, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Starts a compiled program on other buffers; returns its outputs, which may be under way.
+    """Starts a compiled program on other buffers; the outputs may not be computed yet.
 
     Raises:
-        ProgramLostError: torch_xla has let go of the program; nothing was started or donated.
+        ProgramLostError: torch_xla has discarded the program; nothing was started or donated.
     """
     try:
         return _C._run_cached_graph(program, inputs)
     except RuntimeError as error:
-        # There is no call that asks for it, and none that keeps a program in the cache.
+        # No call asks whether a program is in the cache, and none keeps it there.
         if "Failed to get computation by hash" not in str(error):
             raise
         raise ProgramLostError from None
 
 
 def has_compiled() -> bool:
-    """Whether the cache of compiled programs exists: where it keeps them is decided by then."""
+    """Whether the cache of compiled programs exists, so that its place on disk is decided."""
     return _C._xla_computation_cache_is_initialized()
 
 
 def cached_programs() -> int:
-    """How many compiled programs torch_xla keeps; makes the cache if there is none yet."""
+    """Number of compiled programs that torch_xla keeps; creates the cache if there is none yet."""
     return _C._xla_get_num_cached_compilation_graph()
 
 
 @contextlib.contextmanager
 def scope(name: str) -> Iterator[None]:
-    """Operations created inside carry `name` into the compiled program's `op_name`.
+    """Context in which operations carry `name` into the compiled program's `op_name`.
 
-    Only while somebody wants that (`record_scopes`); otherwise it costs 0.8 µs and leaves nothing.
+    Only while `record_scopes` asks for it; otherwise it costs 0.8 µs and changes nothing.
     """
     pushed = _C.profiler.scope_pusher(name)  # ends when the object dies
     try:
@@ -135,10 +135,9 @@ _recorders: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def record_scopes(enabled: bool, *, by: Any) -> None:
-    """Whether `by` wants operations traced from now on to keep their scopes and Python lines.
+    """Asks for later operations to keep scopes and Python lines while `by` lives, or no longer.
 
-    They do as long as somebody wants it who lives: who no longer does leaves it to the others. The
-    graph hash is the same.
+    They are kept while any living object asks for it. The hash of a graph stays the same.
     """
     if enabled:
         _recorders.add(by)
@@ -149,7 +148,7 @@ def record_scopes(enabled: bool, *, by: Any) -> None:
 
 @contextlib.contextmanager
 def without_scopes() -> Iterator[None]:
-    """Operations traced inside keep no scopes and lines, whoever records them."""
+    """Context in which traced operations keep no scopes and lines, even if they are recorded."""
     recorded = _C._get_ir_debug()
     _C._set_ir_debug(False)
     try:

@@ -1,4 +1,4 @@
-"""Annotations: what each device holds of a tensor, and the way into manual sharding and out."""
+"""Annotations: the devices' shards of a tensor, and entering and leaving manual sharding."""
 
 from collections.abc import Sequence
 
@@ -16,17 +16,17 @@ def mark_sharding(tensor: torch.Tensor, op_sharding: OpSharding) -> None:
 
 
 def sharding_of(tensor: torch.Tensor) -> str:
-    """The annotation as HLO writes it, ``''`` where there is none."""
+    """The sharding of `tensor` as HLO writes it, ``''`` where it has none."""
     return _C._get_xla_sharding_spec(tensor)
 
 
 def shardings_of(tensors: Sequence[torch.Tensor]) -> list[str]:
-    """`sharding_of` each, in one call."""
+    """The result of `sharding_of` for each tensor, in one call."""
     return _C._get_xla_sharding_specs(list(tensors))
 
 
 def is_split(tensor: torch.Tensor) -> bool:
-    """Whether an annotated tensor may be different on each device."""
+    """Whether devices may hold different parts of an annotated tensor."""
     return _C._get_xla_sharding_type(tensor) not in (
         xs.ShardingType.REPLICATED,
         xs.ShardingType.MAXIMAL,
@@ -35,14 +35,14 @@ def is_split(tensor: torch.Tensor) -> bool:
 
 
 def is_manual(tensor: torch.Tensor) -> bool:
-    """Whether a tensor that is not pending belongs to manual sharding: each device has its own."""
+    """Whether a computed tensor belongs to manual sharding, where each device has its own."""
     return sharding_of(tensor) == "{manual}"
 
 
 def local_slices(tensor: torch.Tensor) -> list[tuple[slice, ...]]:
-    """The part of an annotated tensor that each local device holds, padding left out.
+    """The slice of an annotated tensor that each local device holds, without padding.
 
-    In the order of `local_devices`; nothing is read from the devices.
+    The slices are in the order of `local_devices`; nothing is read from the devices.
     """
     whole = tuple(slice(0, length) for length in tensor.shape)
     found = _C._get_local_shard_replica_and_indices([tensor])[0]
@@ -53,7 +53,7 @@ def local_slices(tensor: torch.Tensor) -> list[tuple[slice, ...]]:
 
 
 def local_shapes(tensor: torch.Tensor) -> list[tuple[int, ...]]:
-    """The shapes of `local_slices`."""
+    """The shapes of the slices in `local_slices`."""
     return [tuple(part.stop - part.start for part in parts) for parts in local_slices(tensor)]
 
 
@@ -63,9 +63,9 @@ def local_replicas(tensor: torch.Tensor) -> list[int]:
 
 
 def overwrite(tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
-    """Puts CPU tensors in the place of what each local device holds of a split tensor.
+    """Overwrites the local devices' shards of a split tensor with CPU tensors.
 
-    It stays the tensor it was: with another id, the next step would be another program.
+    The tensor stays the same one: with another id, the next step would be another program.
     """
     _C._load_local_shards(tensor, list(parts), local_devices())
 
@@ -91,10 +91,10 @@ def shard_to_full(
 def reduce_scatter(
     tensor: torch.Tensor, *, dim: int, count: int, groups: list[list[int]]
 ) -> torch.Tensor:
-    """Sum over each group of devices, split along `dim`; inside manual sharding only."""
+    """The sum over each group of devices, split along `dim`; inside manual sharding only."""
     return _C._xla_spmd_reduce_scatter("sum", tensor, 1.0, dim, count, groups)
 
 
 def all_reduce(tensor: torch.Tensor, *, groups: list[list[int]]) -> torch.Tensor:
-    """Sum over each group of devices; inside manual sharding only."""
+    """The sum over each group of devices; inside manual sharding only."""
     return _C._xla_spmd_all_reduce("sum", tensor, 1.0, groups)

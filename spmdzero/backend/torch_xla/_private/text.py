@@ -1,4 +1,4 @@
-"""How Python shows a tensor."""
+"""Python's text of a tensor."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 
 
 def watch_text(shown: Callable[[torch.Tensor, Callable[..., str]], str | None]) -> None:
-    """Asks `shown` for the text of each tensor on the devices; torch's own where it says None."""
+    """Takes the text of tensors on the devices from `shown`, or torch's where that returns None."""
     own_repr, own_format = torch._tensor_str._str, torch.Tensor.__format__
 
     def text(self: torch.Tensor, *, tensor_contents: Any = None) -> str:

@@ -1,4 +1,4 @@
-"""What a tensor on the devices stands for: pending operations, a buffer, or no data."""
+"""The state of a tensor on the devices: pending operations, a buffer, or no data."""
 
 import re
 from collections.abc import Sequence
@@ -16,23 +16,23 @@ def are_pending(tensors: Sequence[torch.Tensor]) -> list[bool]:
 
 
 def count_pending(device: torch.device) -> int:
-    """How many live tensors are."""
+    """Number of live tensors that are pending."""
     return sum(_C._check_device_tensor_need_materialization(str(device)))
 
 
 def start_pending(device: torch.device) -> None:
-    """Starts what is pending, as `sync` does, but doesn't end a step of the device's generator."""
+    """Starts the pending operations as `sync` does, but ends no step of the device's generator."""
     _C._xla_sync_live_tensors(str(device), [], wait=False)
 
 
 def compute(tensor: torch.Tensor) -> None:
-    """Has a pending tensor computed, as reading it does."""
+    """Computes a pending tensor, as reading it does."""
     if any(are_pending([tensor])):
         _C._xla_sync_multi([tensor], [], True, False)
 
 
 def placeholder(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor on the devices without data: it can be traced, but not marked, run or read."""
+    """A tensor on the devices without data, which can be traced, but not marked, run or read."""
     xla_shape = xb.mkshape(xb.Op.from_torch_type(dtype), tuple(shape))
     return _C._xla_create_placeholder_tensor(xla_shape.shape)
 
@@ -45,35 +45,35 @@ def needs_placeholder(tensor: torch.Tensor) -> bool:
 
 
 def lacks_data(tensor: torch.Tensor) -> bool:
-    """Whether `tensor`, on the devices, is a placeholder or is to be computed from one."""
+    """Whether `tensor`, on the devices, is a placeholder or comes from one."""
     return needs_placeholder(tensor) if any(are_pending([tensor])) else any_without_data([tensor])
 
 
 def any_without_data(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether one of these, none of them pending, is a placeholder. Waits for the devices."""
+    """Whether one of these computed tensors is a placeholder. Waits for the devices."""
     _wait_for_values(tensors)
     return any(map(_C._is_placecholder, tensors))
 
 
 def _wait_for_values(tensors: Sequence[torch.Tensor]) -> None:
-    # What a program is still to make is a placeholder until then.
+    # A tensor that a running program has yet to write counts as a placeholder until then.
     if any(map(_C._is_placecholder, tensors)):
         _C._xla_wait_device_ops([])
 
 
 def hold(tensors: Sequence[torch.Tensor]) -> None:
-    """Has Python own these, which came from the garbage collector rather than from torch."""
+    """Makes Python own these tensors, which came from the garbage collector and not from torch."""
     for tensor in tensors:
         tensor._fix_weakref()  # type: ignore[attr-defined]
 
 
 def replace(tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """Makes `tensor` hold what `other` holds, whatever wraps it."""
+    """Gives `tensor` the value of `other`, even if `tensor` is wrapped."""
     _C._replace_xla_tensor(tensor, other)
 
 
 def set_value(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Makes `tensor`, what is detached from it and its views hold what `value` holds.
+    """Makes `tensor`, its views and the tensors detached from it hold the value of `value`.
 
     Setting `.data` would leave those others on a buffer that may be gone.
     """
@@ -83,19 +83,19 @@ def set_value(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def latest_tensor_id() -> int:
-    """The highest id that a tensor has so far."""
+    """The highest tensor id so far."""
     return _C._xla_get_tensor_id(torch.empty(0, device="xla"))
 
 
 def tensor_id(tensor: torch.Tensor) -> int:
-    """Later tensors have higher ones."""
+    """The id of `tensor`; later tensors have higher ids."""
     return _C._xla_get_tensor_id(tensor)
 
 
 def write_stamp(tensor: torch.Tensor) -> tuple[int, int]:
-    """Changes whenever `tensor` is written: in place, through a view, or through `.data`."""
-    # What is assigned to .data has an id of its own, which a write with copy_ leaves alone. The
-    # version doesn't count what is written through .data or as a list.
+    """A stamp that changes whenever `tensor` is written: in place, by a view, or by `.data`."""
+    # A tensor assigned to .data has an id of its own, which a write with copy_ doesn't change. The
+    # version counter misses writes through .data and writes into lists.
     return _C._xla_get_tensor_id(tensor), torch._functionalize_mutation_counter(tensor)
 
 
@@ -110,11 +110,11 @@ def buffer_ids(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def buffer_handles(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """What tells the buffers of tensors that are not pending apart; shared by those that share.
+    """An id of the buffer of each computed tensor; tensors that share a buffer have the same.
 
-    Waits for the devices where a program is still to make one of them.
+    Waits for the devices if a running program has yet to write one of the buffers.
     """
-    # Otherwise it crashes.
+    # Without the wait it crashes.
     _wait_for_values(tensors)
     return _C._get_tensors_handle(list(tensors))
 
@@ -122,13 +122,13 @@ def buffer_handles(tensors: Sequence[torch.Tensor]) -> list[int]:
 def program_inputs(roots: Sequence[torch.Tensor]) -> tuple[list[int], list[torch.Tensor]]:
     """The buffers that the pending program of `roots` reads, in its own order.
 
-    Returns the id of the tensor that each was first read through, and a tensor over each, which
-    stands for the buffer from now on: `sync` no longer knows that it belongs to the tensor that
-    it was read through, and would not let a value that is written over that one take it.
+    Returns the id of the tensor through which each buffer was first read, and a tensor over each,
+    which stands for the buffer from now on: `sync` no longer knows that the buffer belongs to the
+    tensor that it was read through, and would not reuse it for a value written over that tensor.
     """
     return _C._get_tensors_xla_device_data_node(list(roots))
 
 
 def output_ids(roots: Sequence[torch.Tensor]) -> list[str]:
-    """One name for each pending value: tensors with the same name are one output of a program."""
+    """A name for each pending value; tensors with the same name are one output of a program."""
     return [_C._unique_id_for_ir_and_data(root) for root in roots]

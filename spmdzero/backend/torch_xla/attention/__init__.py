@@ -1,4 +1,4 @@
-"""Attention's kernels in programs of torch_xla: lowered by JAX, one operation there."""
+"""Attention's kernels in torch_xla's programs: lowered by JAX, and one operation there."""
 
 from spmdzero.backend.torch_xla.attention._kernels import KERNELS
 

@@ -20,18 +20,18 @@ def _run(direction: Direction, form: Form, tensors: Sequence[torch.Tensor]) -> l
     shapes = tuple((tuple(tensor.shape), dtype_name(tensor.dtype)) for tensor in tensors)
     made = _private.call(_computation(direction, form, shapes), tensors)
     made = kept(kept_of_kernel(made)) if direction == "forward" else made
-    # What torch_xla makes of a call isn't wrapped, and writes through its views would be lost.
+    # torch_xla doesn't wrap the results of a call, and writes through their views would be lost.
     return [torch.ops.aten.lift_fresh.default(tensor) for tensor in made]
 
 
-# libtpu 0.0.21 reads what this version of JAX writes.
+# libtpu 0.0.21 reads the kernels that this version of JAX writes.
 KERNELS = Kernels(run=_run, install="pip install 'spmdzero[tpu]'", version="0.7.1")
 
 
 @functools.cache
 def _computation(direction: Direction, form: Form, shapes: tuple[Any, ...]) -> Any:
     with _nothing_left():
-        # It imports jax, which is an extra.
+        # This imports jax, which is an extra.
         from spmdzero.backend.torch_xla.attention import _lowering
 
         # `explain` leaves out the blocks that a causal mask hides.
@@ -43,11 +43,11 @@ def _computation(direction: Direction, form: Form, shapes: tuple[Any, ...]) -> A
 
 @contextlib.contextmanager
 def _nothing_left() -> Iterator[None]:
-    """Around what imports jax: generators and environment are afterwards what they were.
+    """Context around the import of jax, after which generators and environment are as before.
 
-    In a forward, who watches Python's and NumPy's draws takes them for the model's. And jax sets
-    TPU_SKIP_MDS_QUERY where there is no chip, after which Lightning ends in a TypeError of
-    torch_xla's when it looks for one.
+    In a forward, code that watches Python's and NumPy's draws would take them for the model's. And
+    jax sets TPU_SKIP_MDS_QUERY where there is no chip, after which Lightning fails with a TypeError
+    of torch_xla's when it looks for one.
     """
     python, numpy = random.getstate(), np.random.get_state()
     before = dict(os.environ)

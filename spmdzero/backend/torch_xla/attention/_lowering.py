@@ -1,4 +1,4 @@
-"""JAX functions, lowered to HLO. JAX starts no backend for it, and so touches no accelerator."""
+"""Lowers JAX functions to HLO. JAX starts no backend for it, and so touches no accelerator."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from jax._src.lib import xla_client
 
 @functools.cache
 def _host() -> Any:
-    # Of a client of our own: asking JAX for a device starts all of its backends, a TPU's too.
+    # Use a client of our own: asking JAX for a device starts all backends, also a TPU's.
     return xla_client.make_cpu_client().local_devices()[0]
 
 
@@ -22,12 +22,12 @@ def lowered(
     platform: str,
     scope: str,
 ) -> bytes:
-    """The serialised HLO module of `function` of arrays of these shapes and dtypes.
+    """The serialised HLO module of `function` for arrays of these shapes and dtypes.
 
-    Its operations are named by `scope`, one of JAX's: those of torch_xla aren't kept in a fold.
+    `scope`, one of JAX's, names its operations: torch_xla's scopes aren't kept in a fold.
 
-    As for an export, which writes Pallas kernels in the older Mosaic version that libtpu 0.0.21
-    reads: it answers what jax 0.7.1 lowers otherwise with "expected <= 7 but got 8".
+    It is lowered as for an export, which writes Pallas kernels in the older Mosaic version that
+    libtpu 0.0.21 reads: otherwise it refuses programs of jax 0.7.1 with "expected <= 7 but got 8".
     """
     arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
     with jax.default_device(_host()):

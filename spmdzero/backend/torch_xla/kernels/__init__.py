@@ -1,4 +1,4 @@
-"""torch_xla 2.9's kernels where they answer otherwise than torch's, or have to be watched."""
+"""Replacements for kernels of torch_xla 2.9 that differ from torch's, or have to be watched."""
 
 from spmdzero.backend.torch_xla.kernels._calls import TorchsCalls
 from spmdzero.backend.torch_xla.kernels._casts import refuse_casts_in_place
@@ -16,7 +16,7 @@ __all__ = ["TorchsCalls", "TorchsNorms", "mend", "watch_copies_to_host"]
 
 
 def mend() -> None:
-    """Has them answer as torch's do, or refuse; once for a process."""
+    """Makes these kernels answer as torch's do, or refuse; once per process."""
     mend_diagonals()
     mend_extremes()
     mend_rolls_of_nothing()

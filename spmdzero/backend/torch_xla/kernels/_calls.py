@@ -1,4 +1,4 @@
-"""Calls that torch_xla can't compute, or computes otherwise than torch, in a forward."""
+"""Calls in a forward that torch_xla can't compute, or computes otherwise than torch."""
 
 import warnings
 from collections.abc import Callable
@@ -12,19 +12,19 @@ from spmdzero._user_line import user_line
 from spmdzero.backend.torch_xla.kernels._views import kept_apart, require_places
 from spmdzero.errors import SpmdZeroRuntimeError
 
-# Products of groups of rows, as of a mixture of experts. The first is what transformers counts an
-# expert's tokens with. A newer torch has the third.
+# Products of groups of rows, as in a mixture of experts. transformers counts an expert's tokens
+# with the first. Only a newer torch has the third.
 _GROUPED = {torch.histc, getattr(torch, "_grouped_mm", None)} | {
     getattr(torch.nn.functional, "grouped_mm", None)
 }
 
 
 class TorchsCalls(TorchFunctionMode):
-    """Computes them as torch does, or refuses them at the user's line and names what works.
+    """Computes these calls as torch does, or refuses them at the user's line and names what works.
 
-    torch_xla would run grouped products on the CPU, which has none of these dtypes or can't do it
-    per replica. Into an integer `out=` it would write floats, whose digits are cut off. For views
-    see `kept_apart` and `require_places`.
+    torch_xla would run grouped products on the CPU, which doesn't support these dtypes or can't
+    work per replica. Into an integer `out=` it would write floats, and cut off their digits. For
+    views see `kept_apart` and `require_places`.
     """
 
     def __torch_function__(
@@ -33,7 +33,7 @@ class TorchsCalls(TorchFunctionMode):
         """Runs `func`.
 
         Raises:
-            SpmdZeroRuntimeError: it is one of them, of a tensor on the devices.
+            SpmdZeroRuntimeError: the call is one of them, on a tensor on the devices.
         """
         if func in _GROUPED and args and args[0].device.type == "xla":
             raise SpmdZeroRuntimeError(
@@ -56,11 +56,11 @@ def _require_out(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) ->
     given = tree_map_only(torch.Tensor, _without_data, (args, kwargs))
     try:
         with warnings.catch_warnings():
-            # torch warns that `out` gets another shape.
+            # torch warns that `out` is resized.
             warnings.simplefilter("ignore")
             func(*given[0], **given[1])
     except NotImplementedError:
-        # torch doesn't know what it would return.
+        # torch can't tell what the call would return.
         return
     except (RuntimeError, TypeError) as error:
         raise SpmdZeroRuntimeError(

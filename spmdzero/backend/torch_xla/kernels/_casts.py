@@ -1,4 +1,4 @@
-"""Results that the tensor they are written into can't hold, of which torch_xla cuts digits off."""
+"""Writes of results that the written tensor can't hold: torch_xla would cut off digits."""
 
 import functools
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from spmdzero.backend.torch_xla.kernels._wrap import put_kernel
 from spmdzero.errors import SpmdZeroRuntimeError
 
 _aten = torch.ops.aten
-# torch asks a kernel of the meta device before each write in place. Those of others refuse.
+# torch calls a meta kernel before each write in place. Those of other operations do refuse.
 _IN_PLACE = (
     _aten.add_.Tensor,
     _aten.add_.Scalar,
@@ -31,7 +31,7 @@ _MAKE_FLOATS = (_aten.div_.Tensor, _aten.div_.Scalar, _aten.logit_.default)
 
 @functools.cache
 def refuse_casts_in_place() -> None:
-    """Has `ints /= 2`, `ints *= 1.5` and `floats += 1j` raise, as they do in torch."""
+    """Makes `ints /= 2`, `ints *= 1.5` and `floats += 1j` raise, as they do in torch."""
     for operation in _IN_PLACE:
         checked = functools.partial(_checked, operation, meta_table.get(operation))
         put_kernel(operation.name().removeprefix("aten::"), checked, key="Meta")
@@ -55,14 +55,14 @@ def _checked(
 
 
 def _as_given(operand: Any) -> Any:
-    # A Python number is handed over as a tensor of the widest dtype.
+    # A Python number arrives as a tensor of the widest dtype.
     if isinstance(operand, torch.Tensor) and not operand.dim():
         return {torch.float64: 1.0, torch.complex128: 1j}.get(operand.dtype, operand)
     return operand
 
 
 def _refusal(operation: str, result: torch.dtype, wanted: torch.dtype) -> str:
-    """Why `operation` can't write a `result` into a tensor of the dtype that is `wanted`."""
+    """The message that `operation` can't write a `result` into a tensor of the `wanted` dtype."""
     return (
         f"{user_line()}: {operation}: result type {result} can't be cast to the desired output "
         f"type {wanted}. Convert the tensor first, tensor.to({result}), or take the form that "

@@ -1,4 +1,4 @@
-"""Diagonals of two dims that aren't the last ones, which torch_xla takes from the last ones."""
+"""Diagonals of two dims that aren't the last ones: torch_xla would take those of the last ones."""
 
 import functools
 from typing import Any
@@ -10,7 +10,7 @@ from spmdzero.backend.torch_xla.kernels._wrap import Kernel, wrap_kernel
 
 @functools.cache
 def mend_diagonals() -> None:
-    """Has these dims moved to the end first, for what reads a diagonal and what writes one."""
+    """Makes reads and writes of diagonals move these dims to the end first."""
     wrap_kernel("diagonal_copy", _read)
     wrap_kernel("diagonal_scatter", _written)
 
@@ -35,7 +35,7 @@ def _written(kernel: Kernel) -> Kernel:
         dim2: int = 1,
     ) -> Any:
         if not source.numel():
-            # It has another program for it than for any other, which XLA refuses.
+            # torch_xla has a separate program for this case, which XLA refuses.
             return torch.ops.aten.clone.default(tensor)
         order = _order(tensor, dim1, dim2)
         moved = _turned(tensor, order)
@@ -45,11 +45,11 @@ def _written(kernel: Kernel) -> Kernel:
     return diagonal
 
 
-# A view of torch_xla's own is none to what torch wrote in place: it would show the old numbers.
+# torch wouldn't know that torch_xla's own view is one: after a write in place it would be stale.
 _turned = torch.ops.aten.permute_copy.default
 
 
 def _order(tensor: torch.Tensor, *last: int) -> list[int]:
-    """The tensor's dims, these two at the end."""
+    """The tensor's dims, with these two at the end."""
     ends = [dim % tensor.dim() for dim in last]
     return [dim for dim in range(tensor.dim()) if dim not in ends] + ends

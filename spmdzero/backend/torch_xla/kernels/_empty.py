@@ -1,4 +1,4 @@
-"""Operations of tensors without elements, by which XLA divides by 0: that ends the process."""
+"""Operations on tensors without elements, for which XLA divides by 0 and ends the process."""
 
 import functools
 from typing import Any
@@ -10,7 +10,7 @@ from spmdzero.backend.torch_xla.kernels._wrap import Kernel, wrap_kernel
 
 @functools.cache
 def mend_rolls_of_nothing() -> None:
-    """Has `torch.roll` return a copy of them."""
+    """Makes `torch.roll` return a copy of such a tensor."""
     wrap_kernel("roll", _rolled)
 
 

@@ -1,4 +1,4 @@
-"""`amax` and `amin` without a dim, which torch_xla answers with their input."""
+"""`amax` and `amin` without a dim, for which torch_xla returns their input."""
 
 import functools
 from typing import Any
@@ -10,7 +10,7 @@ from spmdzero.backend.torch_xla.kernels._wrap import Kernel, wrap_kernel
 
 @functools.cache
 def mend_extremes() -> None:
-    """Has them reduce all dims."""
+    """Makes them reduce over all dims."""
     for name in ("amax", "amin"):
         wrap_kernel(name, functools.partial(_over_all_dims, name))
 

@@ -1,4 +1,4 @@
-"""Classes of rows that are on the CPU, beside outputs on the devices."""
+"""Labels on the CPU, for outputs on the devices."""
 
 import functools
 from typing import Any
@@ -10,9 +10,9 @@ from spmdzero.backend.torch_xla.kernels._wrap import Kernel, wrap_kernel
 
 @functools.cache
 def move_labels() -> None:
-    """Has the losses of classes move them to the devices, as the JAX backend does.
+    """Makes losses of classes move labels to the devices, as the JAX backend does.
 
-    torch_xla ends with "Expected XLA tensor", of no line of the user's.
+    torch_xla fails with "Expected XLA tensor", without a line of the user's.
     """
 
     def moving(kernel: Kernel) -> Kernel:

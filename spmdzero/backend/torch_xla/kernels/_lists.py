@@ -10,11 +10,11 @@ from spmdzero.backend.torch_xla.kernels._wrap import Kernel, wrap_kernel
 
 @functools.cache
 def mend_writes_into_lists() -> None:
-    """Has each of them do what torch's own kernels do.
+    """Makes each of them do what torch's own kernels do.
 
-    They add to the tensors' versions: by these autograd knows that a tensor which it saved was
-    written, and that a view is of a newer value, without which its gradient is wrong. And they
-    write a tensor that is there twice, or is a part of another one, once for each.
+    They increment the tensors' versions. From these autograd knows that a saved tensor was written,
+    and that a view belongs to a newer value, without which its gradient is wrong. And they write a
+    tensor once for each time that it, or a part of it, is in the list.
     """
     for name in torch._C._dispatch_get_all_op_names():
         operation = name.removeprefix("aten::")
@@ -37,6 +37,6 @@ def _mended(kernel: Kernel) -> Kernel:
 
 
 def _part(arg: Any, place: int) -> Any:
-    """What an argument says of one tensor of the list."""
+    """The part of an argument that belongs to one tensor of the list."""
     each = isinstance(arg, list | tuple) or (isinstance(arg, torch.Tensor) and arg.dim() == 1)
     return arg[place : place + 1] if each else arg

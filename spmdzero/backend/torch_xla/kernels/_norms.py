@@ -14,10 +14,10 @@ _HALF = (torch.float16, torch.bfloat16)
 class TorchsNorms(TorchFunctionMode):
     """Computes norms of fp16 and bf16 tensors in fp32, and frozen BatchNorms elementwise.
 
-    torch's own kernels widen inside; torch_xla 2.9 lowers a norm to sums in the tensor's dtype,
+    torch's own kernels widen inside. torch_xla 2.9 lowers a norm to sums in the tensor's dtype,
     whose backward overflows in fp16 at a quarter of the loss scale that torch's bears, and refuses
-    a half-precision batch with fp32 running statistics. And it has no backward of a BatchNorm in
-    evaluation mode: its forward returns no statistics then, which its backward asks for.
+    a half-precision batch with fp32 running statistics. It also has no backward of a BatchNorm in
+    evaluation mode: its backward asks for statistics, which its forward doesn't return then.
     """
 
     def __torch_function__(
@@ -29,7 +29,7 @@ class TorchsNorms(TorchFunctionMode):
             return func(*args, **kwargs)
         casts = func is not F.batch_norm and torch.is_autocast_enabled("xla")
         if casts or not args or args[0].dtype not in _HALF:
-            # autocast widens what it has on its list, and leaves the result wide.
+            # autocast widens operations on its list, and leaves the result wide.
             return _norm(func, args, kwargs)
         wide = [_wide(arg) for arg in args]
         normed = _norm(func, wide, {key: _wide(arg) for key, arg in kwargs.items()})
@@ -62,7 +62,7 @@ def _frozen(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> torch.Tensor | None:
-    """The batch by the formula (arXiv 1502.03167); None where the statistics are its own."""
+    """The normalised batch by the formula (arXiv 1502.03167); None with its own statistics."""
     if training or running_mean is None or running_var is None:
         return None
     channels = (1, -1, *(1,) * (input.dim() - 2))

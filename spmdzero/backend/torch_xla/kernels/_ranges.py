@@ -1,4 +1,4 @@
-"""Ranges of integers, of which torch_xla's end the process where the step is cut to 0."""
+"""Ranges of integers, for which torch_xla ends the process if the step is cut to 0."""
 
 import functools
 from typing import Any
@@ -11,7 +11,7 @@ from spmdzero.backend.torch_xla.kernels._wrap import Kernel, wrap_kernel
 
 @functools.cache
 def refuse_ranges_without_step() -> None:
-    """Has `torch.arange` refuse them."""
+    """Makes `torch.arange` refuse such ranges."""
     wrap_kernel("arange.start_out", _checking)
 
 

@@ -9,10 +9,10 @@ from spmdzero.backend.torch_xla.kernels._wrap import Kernel, wrap_kernel
 
 
 def watch_copies_to_host(read: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
-    """Asks `read` at each move of a tensor from the devices to the host.
+    """Calls `read` for each move of a tensor from the devices to the host.
 
     Args:
-        read: its value on the CPU, None for what torch_xla itself reads.
+        read: returns the value on the CPU, or None if torch_xla itself shall read it.
     """
 
     def to_copy(kernel: Kernel) -> Kernel:

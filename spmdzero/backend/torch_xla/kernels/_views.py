@@ -1,4 +1,4 @@
-"""Views, which torch_xla's tensors take otherwise than torch's: theirs have no strides."""
+"""Views, which differ in torch_xla, because its tensors have no strides."""
 
 import functools
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from spmdzero.errors import SpmdZeroRuntimeError
 
 _functionalization: Any = torch._C._functionalization
 _Tensor = torch.Tensor
-# They return a view where the strides let them.
+# Functions that return a view where the strides allow it.
 _MAY_COPY = {
     torch.reshape,
     torch.flatten,
@@ -29,9 +29,9 @@ _UNWRITABLE = (_functionalization.expand_ViewMeta, _functionalization.unfold_Vie
 
 @functools.cache
 def mend_views() -> None:
-    """Has them be written as any view, and `as_strided_` refused.
+    """Makes two views writable as any other, and `as_strided_` refused.
 
-    They are an `expand` that only adds dims and a `squeeze` of none.
+    These views are an `expand` that only adds dims, and a `squeeze` of no dim.
     """
     wrap_kernel("expand", _adding_dims, key="Functionalize")
     for dims in ("", ".dim", ".dims"):
@@ -46,7 +46,7 @@ def _adding_dims(kernel: Kernel) -> Kernel:
         own = zip(size[added:], tensor.shape, strict=True)
         if any(n != 1 for n in size[:added]) or any(n not in (-1, had) for n, had in own):
             return kernel(keys, tensor, size, **implicit)
-        # torch's way back sums, and a sum of small integers has another dtype.
+        # torch's inverse would sum, and a sum of small integers has another dtype.
         view = torch.ops.aten.alias.default(tensor)
         for _ in range(added):
             view = view.unsqueeze(0)
@@ -59,8 +59,8 @@ def _squeezing(kernel: Kernel) -> Kernel:
     def squeeze(keys: Any, tensor: torch.Tensor, *dims: Any) -> Any:
         if _squeezes(tensor, dims):
             return kernel(keys, tensor, *dims)
-        # torch's way back would give the base the view's own value. torch_xla then donates the
-        # buffer of the one to the other, and neither can be read.
+        # torch's inverse would give the base the view's own value. torch_xla would then donate the
+        # buffer of one to the other, and neither could be read.
         return torch.ops.aten.alias.default(tensor)
 
     return squeeze
@@ -85,10 +85,10 @@ def _refuse_strides(*_: Any, **__: Any) -> Any:
 
 
 def kept_apart(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """The arguments of a call, the first one copied where torch would return a copy.
+    """The arguments of a call, with the first one copied if torch's result would be a copy.
 
-    By strides torch tells a turned tensor from a contiguous one: what `x.t().reshape(-1)` returns
-    is a copy, into which one may write. torch_xla's would be written into `x`.
+    torch sees by strides that a tensor is transposed, and makes a copy in `x.t().reshape(-1)`. A
+    write into the copy must not reach `x`, but with torch_xla it would.
     """
     if func not in _MAY_COPY or not args or args[0].device.type != "xla" or args[0]._base is None:
         return args
@@ -110,10 +110,10 @@ def _writes(func: Callable[..., Any]) -> bool:
 def require_places(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
     """Refuses a write into an expanded tensor or into windows, which torch_xla does wrongly.
 
-    torch refuses the first one where it shows one element in several places.
+    torch refuses a write into an expanded tensor that shows an element several times.
 
     Raises:
-        SpmdZeroRuntimeError: names the call.
+        SpmdZeroRuntimeError: the call writes into one; the error names it.
     """
     targets = kwargs.get("out")
     if targets is None and _writes(func) and args:

@@ -1,0 +1,226 @@
+"""The function of a graph, which JAX traces.
+
+Nodes of replica space run inside `shard_map`. A graph may enter and leave the region several times:
+forward, a loss of the user's, backward. So each node has a phase that is never below those of its
+inputs, even in global space and odd in replica space. Each phase of replica space becomes one
+`shard_map`. Its values that later phases need cross as arrays with a leading dim of all devices.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from spmdzero.backend.jax import _own
+from spmdzero.backend.jax._graph import Graph, Slot, Step
+from spmdzero.backend.jax._lowered import lowered
+from spmdzero.backend.jax._numbers import as_taken
+from spmdzero.backend.jax._trees import found, swapped
+from spmdzero.backend.jax._values import Space
+
+
+def function_of(graph: Graph, mesh: Mesh) -> Any:
+    """The function of arrays that computes the graph; JAX traces it under `wide_numbers`.
+
+    Args:
+        graph: the operations.
+        mesh: of replica space, unless an operation of the graph has a mesh.
+    """
+    phases = _phases(graph)
+    last = max(phases.values(), default=0)
+    by_phase: dict[int, list[Step]] = {}
+    for step in graph.steps:
+        by_phase.setdefault(phases[id(step)], []).append(step)
+    needed = _needed_later(graph, phases)
+    hosts = _own.hosts_of(mesh)
+
+    def run(*arrays: Any) -> list[Any]:
+        # It holds global arrays, and those of replicas and hosts with their leading dim.
+        whole = {
+            slot.number: _own.stacked(a, slot.shape, hosts) if slot.space is Space.HOST else a
+            for slot, a in zip(graph.inputs, arrays, strict=True)
+        }
+        for phase in range(last + 1):
+            steps = by_phase.get(phase, [])
+            if phase % 2 == 0:
+                for step in steps:
+                    if step.space is Space.HOST:
+                        _run_for_hosts(step, whole)
+                    else:
+                        _run(step, whole)
+            elif steps:
+                _run_region(steps, whole, needed.get(phase, set()), _mesh_of(steps, mesh))
+        results = [
+            _own.joined(whole[slot.number]) if slot.space is Space.HOST else whole[slot.number]
+            for slot in graph.outputs
+        ]
+        given = {id(array) for array in arrays}
+        # JAX would return the very buffer of an input, which may be donated later.
+        return [jnp.copy(r) if id(r) in given else r for r in results]
+
+    return run
+
+
+def _phases(graph: Graph) -> dict[int, int]:
+    """The phase of each step, by the step's id."""
+    of_slot = {s.number: int(s.space is Space.REPLICA) for s in graph.inputs}
+    phases = {}
+    for step in graph.steps:
+        latest = max((of_slot[s.number] for s in _slots(step)), default=0)
+        inside = _inside(step)
+        phase = latest if latest % 2 == inside else latest + 1
+        phases[id(step)] = phase
+        # A value that leaves the region is global from the next phase on.
+        after = phase + 1 if _leaves(step) else phase
+        of_slot |= {slot.number: after for slot in step.made}
+    return phases
+
+
+def _leaves(step: Step) -> bool:
+    return step.op.key[0] == "leave"
+
+
+def _inside(step: Step) -> bool:
+    return step.space is Space.REPLICA or _leaves(step)
+
+
+def _slots(step: Step) -> Iterator[Slot]:
+    return found((step.args, step.kwargs), Slot)
+
+
+def _needed_later(graph: Graph, phases: dict[int, int]) -> dict[int, set[int]]:
+    """Maps each phase to the numbers of its slots that other phases read, or that are outputs."""
+    made_in = {s.number: phases[id(step)] for step in graph.steps for s in step.made}
+    needed: dict[int, set[int]] = {}
+    for step in graph.steps:
+        for slot in _slots(step):
+            phase = made_in.get(slot.number)
+            if phase is not None and phase != phases[id(step)]:
+                needed.setdefault(phase, set()).add(slot.number)
+    for slot in graph.outputs:
+        if slot.number in made_in:
+            needed.setdefault(made_in[slot.number], set()).add(slot.number)
+    return needed
+
+
+def _run(step: Step, known: dict[int, Any]) -> None:
+    with _named(step):
+        results = _results(step, known)
+    known |= {slot.number: result for slot, result in zip(step.made, results, strict=False)}
+
+
+def _results(step: Step, known: dict[int, Any]) -> list[Any]:
+    args = swapped(step.args, Slot, lambda slot: as_taken(slot, known[slot.number]))
+    kwargs = swapped(step.kwargs, Slot, lambda slot: as_taken(slot, known[slot.number]))
+    forms = [(slot.shape, slot.dtype) for slot in step.made]
+    return lowered(step.op, args, kwargs, forms)
+
+
+def _run_for_hosts(step: Step, whole: dict[int, Any]) -> None:
+    """Runs an operation whose results differ from host to host."""
+    slots = list(_slots(step))
+    given = [whole[slot.number] for slot in slots]
+
+    def of_one(*arrays: Any) -> list[Any]:
+        known = {slot.number: array for slot, array in zip(slots, arrays, strict=True)}
+        return _results(step, known)
+
+    with _named(step):
+        if step.op.makes is None:
+            own = [slot.space is Space.HOST for slot in slots]
+            results = _own.for_each(of_one, given, own=own)
+        else:
+            # It makes host values from global ones, and handles the leading dim itself.
+            results = [step.op(*given)]
+    whole |= {slot.number: result for slot, result in zip(step.made, results, strict=False)}
+
+
+@contextlib.contextmanager
+def _named(step: Step) -> Iterator[None]:
+    with contextlib.ExitStack() as names:
+        for name in step.scope:
+            names.enter_context(jax.named_scope(name))
+        yield
+
+
+def run_steps(graph: Graph, arrays: Sequence[Any]) -> list[Any]:
+    """The results of a graph that crosses no border, for traced inputs."""
+    known = {slot.number: array for slot, array in zip(graph.inputs, arrays, strict=True)}
+    for step in graph.steps:
+        _run(step, known)
+    return [known[slot.number] for slot in graph.outputs]
+
+
+def _mesh_of(steps: list[Step], default: Mesh) -> Mesh:
+    """The mesh of the phase's operations that have one; `default` if none has."""
+    return next((mesh for step in steps if (mesh := getattr(step.op, "mesh", None))), default)
+
+
+def _run_region(steps: list[Step], whole: dict[int, Any], needed: set[int], mesh: Mesh) -> None:
+    """Runs a phase of replica space, and adds the values that others need to `whole`."""
+    stacked = PartitionSpec(mesh.axis_names)
+    own = {slot.number for step in steps for slot in step.made}
+    entering: dict[tuple[int, Any], Any] = {}
+    outer: dict[int, Slot] = {}
+    for step in steps:
+        if step.op.key[0] == "enter":
+            (slot,) = _slots(step)
+            entering[slot.number, step.op.spec] = PartitionSpec(*step.op.spec)
+            continue
+        for slot in _slots(step):
+            if slot.number not in own:
+                outer[slot.number] = slot
+    enters, others = list(entering), list(outer)
+    in_specs = [*entering.values()]
+    by_device = {n: slot.space in (Space.REPLICA, Space.HOST) for n, slot in outer.items()}
+    in_specs += [stacked if by_device[n] else PartitionSpec() for n in others]
+    leaving = [step for step in steps if _leaves(step)]
+    gone = {step.made[0].number for step in leaving}
+    kept = sorted(needed - gone)
+    left = [step for step in leaving if step.made[0].number in needed]
+
+    def inside(*arrays: Any) -> list[Any]:
+        at_border = dict(zip(enters, arrays, strict=False))
+        known: dict[int, Any] = {}
+        for number, array in zip(others, arrays[len(enters) :], strict=True):
+            known[number] = array[0] if by_device[number] else array
+        for step in steps:
+            if step.op.key[0] == "enter":
+                (slot,) = _slots(step)
+                known[step.made[0].number] = at_border[slot.number, step.op.spec]
+            elif _leaves(step):
+                (slot,) = _slots(step)
+                known[step.made[0].number] = known[slot.number]
+            else:
+                _run(step, known)
+        results = [known[step.made[0].number] for step in left]
+        return [*results, *(known[number][None] for number in kept)]
+
+    out_specs = [PartitionSpec(*step.op.spec) for step in left] + [stacked for _ in kept]
+    mapped: Any = jax.shard_map(
+        inside, mesh=mesh, in_specs=tuple(in_specs), out_specs=out_specs, check_vma=False
+    )
+    given = [whole[number] for number, _ in enters] + [
+        _own.on_each_device(whole[n], mesh) if outer[n].space is Space.HOST else whole[n]
+        for n in others
+    ]
+    results = mapped(*given)
+    numbers = [step.made[0].number for step in left] + kept
+    whole |= dict(zip(numbers, results, strict=True))
+
+
+def marked_spec(graph: Graph, mesh: Mesh) -> list[Any]:
+    """The sharding of each output that is annotated, None for the compiler's choice."""
+    shardings: list[Any] = []
+    for slot in graph.outputs:
+        if slot.space is Space.REPLICA:
+            shardings.append(NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
+        elif slot.space is Space.HOST:
+            shardings.append(_own.sharding(slot.shape, mesh))
+        else:
+            op = graph.marks.get(slot.number)
+            shardings.append(None if op is None else op.sharding)
+    return shardings

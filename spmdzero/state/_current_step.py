@@ -1,0 +1,78 @@
+"""How far the step that is under way has come."""
+
+import dataclasses
+
+import torch
+
+
+@dataclasses.dataclass
+class CurrentStep:
+    """What the three calls and `train_batch` have done of a step; its methods alone change it.
+
+    Attributes:
+        losses: of the micro-batches so far, 0-dim on the device.
+        ran_forward: whether a forward of the engine with gradients ran since the latest step
+            ended: those of all its micro-batches may run before the first backward.
+        direct_backward: the user's line of the latest backward pass through what a call of the
+            module without its engine returned, whose gradients nobody has taken over; in fp16.
+        backward_done: whether this micro-batch has had its backward, and its program has not been
+            started.
+        applied: whether the latest `step()` was a boundary that no known overflow skipped.
+    """
+
+    losses: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    ran_forward: bool = False
+    direct_backward: str | None = None
+    backward_done: bool = False
+    applied: bool = False
+
+    def pass_forward(self) -> None:
+        """Takes note of a forward with gradients."""
+        self.ran_forward = True
+
+    def pass_backward(self, loss: torch.Tensor) -> None:
+        """Takes note of a backward pass that is pending."""
+        self.losses.append(loss)
+        self.backward_done = True
+
+    def pass_captured(self, loss: torch.Tensor) -> None:
+        """Takes note of a micro-batch that was started as one program."""
+        self.losses.append(loss)
+
+    def pass_launch(self) -> None:
+        """Takes note that what was pending was started."""
+        self.backward_done = False
+
+    def pass_direct_backward(self, line: str) -> None:
+        """Takes note of a backward pass without the engine, at that line of the user's."""
+        self.direct_backward = line
+
+    def take_direct_backward(self) -> str | None:
+        """The line of the latest such pass, once."""
+        line, self.direct_backward = self.direct_backward, None
+        return line
+
+    def begin_end(self) -> None:
+        """Takes note that `step()` was called: until it says otherwise, it applied nothing."""
+        self.applied = False
+
+    def end_micro_batch(self, *, boundary: bool) -> None:
+        """Takes note that the micro-batch, at a boundary also the step, is over on the devices."""
+        self.backward_done = self.applied = False
+        self.ran_forward &= not boundary
+
+    def pass_update(self, *, applied: bool) -> None:
+        """Takes note of whether the step changed the parameters, as far as the host knows."""
+        self.applied = applied
+
+    def end(self) -> None:
+        """Forgets the losses of a step that is over, on the host too."""
+        self.losses = []
+
+    def restart(self) -> None:
+        """Forgets what was done of a step that will be done again."""
+        self.backward_done, self.losses = False, []
+
+    def resume(self, losses: list[torch.Tensor], *, backward_done: bool) -> None:
+        """Goes on from a checkpoint in the middle of a step."""
+        self.backward_done, self.losses = backward_done, losses

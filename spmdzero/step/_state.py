@@ -1,0 +1,196 @@
+"""The training state: each tensor that outlives a micro-batch, by name, read and written here."""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from spmdzero.backend import Mesh, PartitionSpec, arrays
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.plan import ShardingPlan
+
+# A step puts a new tensor in the place of these, and writes into all others.
+_REPLACED = frozenset({"norm", "finite", "loss", "total"})
+_NUMBERS = _REPLACED | {"counter/applied", "counter/skipped", "first_bad"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Place:
+    """The place where one tensor of the state is kept.
+
+    Attributes:
+        name: such as ``"exp_avg/body.weight"``.
+        registry, key: ``registry[key]`` is the tensor.
+        spec: its sharding between steps, the plan's.
+        replaced: whether a step puts a new tensor there, instead of a new value into the old one.
+    """
+
+    name: str
+    registry: MutableMapping[Any, Any]
+    key: Any
+    spec: PartitionSpec
+    replaced: bool
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """The tensor that is in this place now, or None."""
+        return self.registry.get(self.key)
+
+
+class State(Mapping[str, torch.Tensor]):
+    """Name -> tensor of all that a training is: every device holds the part that the plan says.
+
+    ================================================ ============================================
+    name                                             the registry, and the part that fills it
+    ================================================ ============================================
+    ``parameter/<name>``, ``buffer/<name>``          the module's own
+    ``accumulator/<name>``                           `accumulators`, the `GradientStore`
+    ``<slot>/<name>``, such as ``exp_avg/<name>``    `slots`, the `ZeroOptimizer`
+    ``counter/applied``, ``counter/skipped``,        `numbers`, the `ZeroOptimizer`
+    ``norm``
+    ``first_bad``, ``finite``, ``loss``              `numbers`, the `LossHealth`
+    ``total``                                        `numbers`, `train_batch`
+    ``agreement/<label>``                            `flags`, the replica region
+    ================================================ ============================================
+
+    A tensor that is kept twice, such as a tied weight, has its first name only.
+
+    Args:
+        module: its parameters are on the devices.
+        plan, mesh: where each tensor lives.
+
+    Attributes:
+        parameters: those that were planned, by name. The module's registries may hold others by
+            now.
+        names: the planned parameters' names.
+        slots: parameter -> its states by slot.
+        accumulators: parameter name -> the gradients summed so far.
+        numbers: 0-dim tensors by their whole name.
+        flags: label -> whether replicas differed.
+    """
+
+    def __init__(self, module: nn.Module, *, plan: ShardingPlan, mesh: Mesh) -> None:
+        self.module, self.plan, self.mesh = module, plan, mesh
+        self.parameters = dict(module.named_parameters())
+        self.names: dict[torch.Tensor, str] = {p: name for name, p in self.parameters.items()}
+        self.slots: defaultdict[torch.Tensor, dict[str, torch.Tensor]] = defaultdict(dict)
+        self.accumulators: dict[str, torch.Tensor] = {}
+        self.numbers: dict[str, torch.Tensor] = {}
+        self.flags: dict[str, torch.Tensor] = {}
+
+    def place(self, name: str) -> Place:
+        """Where the tensor of that name is kept, or would be.
+
+        Raises:
+            KeyError: there is no such parameter or part of the module.
+        """
+        role, _, own = name.partition("/")
+        if name in _NUMBERS:
+            return self._place(name, self.numbers, name)
+        if role in ("parameter", "buffer"):
+            prefix, _, key = own.rpartition(".")
+            try:
+                part = self.module.get_submodule(prefix)
+            except AttributeError as error:
+                raise KeyError(name) from error
+            return self._place(name, _registry(part, role), key)
+        if role == "accumulator":
+            return self._place(name, self.accumulators, own)
+        if role == "agreement":
+            return self._place(name, self.flags, own)
+        return self._place(name, self.slots.get(self.parameters[own], {}), role)
+
+    def _place(self, name: str, registry: MutableMapping[Any, Any], key: Any) -> Place:
+        replaced = name in _REPLACED or registry is self.flags
+        spec = self.plan.at_rest(name).spec
+        return Place(name=name, registry=registry, key=key, spec=spec, replaced=replaced)
+
+    def places(self) -> Iterator[Place]:
+        """Of each tensor that there is; parameters and buffers as the module has them now."""
+        for role in ("parameter", "buffer"):
+            yield from self._modules_own(role)
+        for name in self.accumulators:
+            yield self._place(f"accumulator/{name}", self.accumulators, name)
+        for name, parameter in self.parameters.items():
+            registry = self.slots.get(parameter, {})
+            for slot in registry:
+                yield self._place(f"{slot}/{name}", registry, slot)
+        for name in self.numbers:
+            yield self._place(name, self.numbers, name)
+        for label in self.flags:
+            yield self._place(f"agreement/{label}", self.flags, label)
+
+    def _modules_own(self, role: str) -> Iterator[Place]:
+        seen: set[torch.Tensor] = set()
+        for prefix, part in self.module.named_modules():
+            start = f"{prefix}." if prefix else ""
+            registry = _registry(part, role)
+            for key, tensor in registry.items():
+                if tensor is not None and tensor not in seen:
+                    seen.add(tensor)
+                    yield self._place(f"{role}/{start}{key}", registry, key)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor = self.place(name).tensor
+        if tensor is None:
+            raise KeyError(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return (place.name for place in self.places())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.places())
+
+    def write(self, name: str, value: torch.Tensor, *, known: torch.Tensor | None = None) -> None:
+        """Has the tensor of that name be `value`, annotated as the plan says.
+
+        Args:
+            known: the tensor that is there, where the caller has it at hand.
+        """
+        if known is not None:
+            self.mesh.commit(known, value, self.plan.at_rest(name).spec)
+            return
+        place = self.place(name)
+        if place.replaced or place.tensor is None:
+            place.registry[place.key] = self.mesh.mark(value, place.spec)
+        else:
+            self.mesh.commit(place.tensor, value, place.spec)
+
+    def upload(self, name: str, number: torch.Tensor) -> None:
+        """Puts a number of the host, 0-dim, in the place of what has that name."""
+        place = self.place(name)
+        place.registry[place.key] = self.mesh.place(number)
+
+    def trained(self, groups: Iterable[Mapping[str, Any]]) -> list[nn.Parameter]:
+        """The parameters of these param groups that the plan trains.
+
+        Raises:
+            SpmdZeroUsageError: one of them was not planned.
+        """
+        members = [parameter for group in groups for parameter in group["params"]]
+        for parameter in members:
+            if parameter not in self.names:
+                raise SpmdZeroUsageError(
+                    f"a param group holds a tensor of shape {list(parameter.shape)} that "
+                    "initialize was not given: its states have no place in the sharding plan. Pass "
+                    "all parameters as model_parameters"
+                )
+        # The plan's word, not requires_grad, which may change after states were allocated.
+        return [p for p in members if self.plan[self.names[p]].trainable]
+
+    def own_numbers(self) -> None:
+        """Gives each 0-dim buffer of the module its own memory on the devices; reads the values.
+
+        Otherwise a buffer made from a Python number shares memory with equal numbers there.
+        """
+        for buffer in self.module.buffers():
+            if not buffer.dim():
+                arrays.set_value(buffer, self.mesh.place(buffer.detach().cpu()))
+
+
+def _registry(part: nn.Module, role: str) -> MutableMapping[str, Any]:
+    return part._parameters if role == "parameter" else part._buffers
