@@ -52,7 +52,7 @@ SHARED := $(addprefix tests/unit/test_,attention_kernels.py autocast.py fuzzed_f
 	placed.py random.py region_answers.py region_buffers.py region_checkpointing.py \
 	region_gradients.py region_outputs.py region_reads.py region_reduction.py \
 	region_transformers.py region_writes.py writes.py) \
-	$(addprefix tests/engine/test_,attention.py first_import.py interrupts.py labels.py \
+	$(addprefix tests/engine/test_,attention.py first_import.py interrupts.py labels.py offload.py \
 	optimizers.py reads.py second_derivatives.py seeding.py writes.py wrong_input.py) \
 	tests/explain/test_explain.py \
 	tests/comm tests/docs/test_docs.py tests/notebooks $(addprefix tests/integrations/test_,client_engine.py \

@@ -20,7 +20,7 @@ from spmdzero.backend.chips._flag_sets import FLAG_SETS
 from spmdzero.backend.chips._torus import Torus, scatter_steps, scatters_whole
 from spmdzero.backend.forms._autograd_graph import hands_over, is_transforming, nodes_behind
 from spmdzero.backend.forms._own_rows import keep_same, to_all_rows, to_own_rows
-from spmdzero.backend.forms._stored import gather, relaid, store, stored_zeros
+from spmdzero.backend.forms._stored import gather, relaid, resting, store, stored_zeros
 from spmdzero.backend.forms._tree import Batch, Replicated, device_types, map_tensors, replicated
 from spmdzero.backend.forms._with_graph import refuse_graph
 from spmdzero.backend.protocols._arrays import Arrays, Form
@@ -95,6 +95,7 @@ __all__ = [
     "refuse_graph",
     "relaid",
     "replicated",
+    "resting",
     "runtime",
     "same_on_hosts",
     "scatter_steps",

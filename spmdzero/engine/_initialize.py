@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from spmdzero.backend import same_on_hosts
+from spmdzero.backend import runtime, same_on_hosts
 from spmdzero.config import old_argument
 from spmdzero.data._loader import ZeroDataLoader
 from spmdzero.engine._engine import Engine
@@ -84,7 +84,9 @@ def initialize(
     mesh, batch = start_backend(settings, dist_init_required=dist_init_required)
     say_start(settings, batch, mesh.spec, of_process=engine_class._rows_of_process)
     groups = place_module(settings, module, mesh, weights, (optimizer, model_parameters))
-    plan = planned(settings, module, groups, batch=batch, mesh=mesh.spec)
+    plan = planned(
+        settings, module, groups, batch=batch, mesh=mesh.spec, host_memory=runtime.host_memory()
+    )
     training = make_training(
         settings, module, groups, lr_scheduler, batch=batch, plan=plan, mesh=mesh
     )

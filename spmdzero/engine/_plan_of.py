@@ -11,6 +11,7 @@ from spmdzero.plan import (
     Layout,
     MeshSpec,
     ParamSpec,
+    Role,
     ShardingPlan,
     choose_placement,
     parameter_at_rest,
@@ -45,6 +46,7 @@ def planned(
     *,
     batch: BatchSizes,
     mesh: MeshSpec,
+    host_memory: bool = True,
 ) -> ShardingPlan:
     """The plan of where every tensor of the training state lives.
 
@@ -54,6 +56,7 @@ def planned(
         groups: the trained parameters; None without an optimizer.
         batch: tells whether gradients have to wait for other micro-batches.
         mesh: the devices.
+        host_memory: whether tensors can rest in the memory of their hosts.
     """
     precision = PrecisionPolicy.from_config(config)
     return ShardingPlan.build(
@@ -67,7 +70,15 @@ def planned(
         accumulator_dtype=_name(precision.accumulate),
         accumulation_steps=planned_micro_batches(config, batch),
         partial=config.spmd.forward == "region",
+        on_host=_offloaded(config) if host_memory else (),
     )
+
+
+def _offloaded(config: SpmdZeroConfig) -> tuple[Role, ...]:
+    optimizer = config.zero_optimization.offload_optimizer
+    if optimizer is None or optimizer.device == "none":
+        return ()
+    return Role.MASTER, Role.MOMENT
 
 
 def planned_micro_batches(config: SpmdZeroConfig, batch: BatchSizes) -> int:

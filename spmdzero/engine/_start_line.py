@@ -43,11 +43,14 @@ def say_offload(settings: SpmdZeroConfig, plan: ShardingPlan) -> None:
     optimizer, param = zero.offload_optimizer, zero.offload_param
     where = (
         f"rest on the devices: {_BACKENDS.get(current().name, current().name)} has no host memory "
-        f"beside {runtime.platform()} devices. The numbers are the same"
+        f"beside {runtime.program_platform()} devices. The numbers are the same"
     )
     if optimizer is not None and optimizer.device == "cpu":
-        size = sized(memory[Role.MASTER] + memory[Role.MOMENT])
-        log_once(f"offload_optimizer: masters and moments, {size} a device, {where}")
+        size = memory[Role.MASTER] + memory[Role.MOMENT]
+        if Role.MOMENT in plan.on_host:
+            left = f" ({sized(size)} of small ones on the devices)" if size else ""
+            size, where = memory.host_total, f"rest in host memory{left}"
+        log_once(f"offload_optimizer: masters and moments, {sized(size)} a device, {where}")
     if param is not None and param.device == "cpu":
         if zero.stage < 3:
             log_once("offload_param has no effect below stage 3, as in DeepSpeed")

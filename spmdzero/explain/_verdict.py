@@ -42,6 +42,7 @@ class Verdict:
         gradients: part for the accumulator, or without one the gradient at the step, by the plan.
         rest: everything else: activations, whole gradients before they are reduced, the batch,
             buffers.
+        on_host: host memory for a device's states, by the plan.
         changes: changes that would each make the step fit, if it doesn't.
     """
 
@@ -54,7 +55,15 @@ class Verdict:
     states: int
     gradients: int
     rest: int
+    on_host: int = 0
     changes: tuple[Change, ...] = ()
+
+    @property
+    def without_offloading(self) -> int | None:
+        """About the peak without offloading, if the step would fit then too; None otherwise."""
+        peak = self.peak + self.on_host
+        fits = self.hbm_bytes is not None and peak <= self.hbm_bytes
+        return peak if self.on_host and fits else None
 
 
 def verdicts(
@@ -102,6 +111,7 @@ def _verdict(
         states=states,
         gradients=gradients,
         rest=rest,
+        on_host=plan.memory().host_total,
         changes=changes,
     )
 
@@ -124,7 +134,8 @@ class _Changes:
 
     def all(self) -> Iterator[Change]:
         """Yields the smallest sufficient change of each kind, the cheapest to try first."""
-        for change in (self._stage(), self._recompute(), self._rows(), self._chips(), self._chip()):
+        found = self._stage(), self._offload(), self._recompute(), self._rows()
+        for change in (*found, self._chips(), self._chip()):
             if change is not None:
                 yield change
 
@@ -148,6 +159,12 @@ class _Changes:
             if not found and planned is not None:
                 return planned
         return None
+
+    def _offload(self) -> Change | None:
+        if self.plan.on_host or current().name != "jax":
+            return None
+        what = '"offload_optimizer": {"device": "cpu"}, for the time that the copies take'
+        return self._planned(self.plan.with_states_on_host(), self.rest, what)
 
     def _recompute(self) -> Change | None:
         """A change to recompute activations, whose share of the rest is not known."""

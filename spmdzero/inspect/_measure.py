@@ -16,10 +16,12 @@ def measure(engine: Engine) -> MemoryReport:
     steps. No value is read from the devices: after the step the runtime tells each device's slice.
     """
     runtime.wait()
-    totals = dict.fromkeys(Role, 0)
+    totals, there = dict.fromkeys(Role, 0), dict.fromkeys(Role, 0)
     for name, tensor in engine.named_tensors().items():
         slot = name.split("/", 1)[0]
         role = _SLOT_ROLES.get(slot, Role.MOMENT if slot in engine.plan.moments else None)
         if role is not None:
-            totals[role] += max(map(math.prod, arrays.local_shapes(tensor))) * tensor.element_size()
-    return MemoryReport(tuple(totals.items()))
+            counted = there if arrays.are_on_host([tensor])[0] else totals
+            size = max(map(math.prod, arrays.local_shapes(tensor))) * tensor.element_size()
+            counted[role] += size
+    return MemoryReport(tuple(totals.items()), tuple(there.items()) if any(there.values()) else ())

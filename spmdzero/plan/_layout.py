@@ -15,11 +15,13 @@ class Layout:
         placement: the form (whole, shard, flat or partial), with the reason.
         shape: the tensor's own shape.
         mesh: the devices.
+        on_host: whether each device's part is in its host's memory.
     """
 
     placement: Placement
     shape: Shape
     mesh: MeshSpec
+    on_host: bool = False
 
     @property
     def kind(self) -> str:

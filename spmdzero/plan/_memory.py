@@ -1,7 +1,7 @@
 """The memory of a plan, in bytes per device."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from spmdzero._display import Shown
@@ -17,9 +17,11 @@ class MemoryReport(Shown):
 
     Attributes:
         bytes_per_role: (role, bytes per device), in the order of `Role`; MOMENT counts all slots.
+        on_host: (role, bytes of host memory for each device) of states on the host; may be empty.
     """
 
     bytes_per_role: tuple[tuple[Role, int], ...]
+    on_host: tuple[tuple[Role, int], ...] = ()
 
     def __getitem__(self, role: Role) -> int:
         return dict(self.bytes_per_role)[role]
@@ -35,10 +37,21 @@ class MemoryReport(Shown):
         """
         return sum(size for _, size in self.bytes_per_role)
 
+    @property
+    def host_total(self) -> int:
+        """Bytes of host memory for each device, of all roles together."""
+        return sum(size for _, size in self.on_host)
+
     def __str__(self) -> str:
-        return ", ".join(f"{role} {size:,}" for role, size in (*self, ("total", self.total))) + (
-            " bytes per device"
-        )
+        said = f"{_listed((*self, ('total', self.total)))} bytes per device"
+        if self.host_total:
+            there = [(role, size) for role, size in self.on_host if size]
+            said += f", and in host memory {_listed((*there, ('total', self.host_total)))}"
+        return said
+
+
+def _listed(sizes: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{role} {size:,}" for role, size in sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,16 +71,26 @@ class StageComparison(Shown):
 
 
 def memory_report(
-    tensors: Iterable[TensorPlan], mesh: MeshSpec, *, moments: tuple[str, ...]
+    tensors: Iterable[TensorPlan],
+    mesh: MeshSpec,
+    *,
+    moments: tuple[str, ...],
+    on_host: Callable[[Role, TensorPlan], bool],
 ) -> MemoryReport:
-    """Bytes per device of each role of a plan, padding included."""
-    totals = dict.fromkeys(Role, 0)
+    """Bytes per device of each role of a plan, padding included.
+
+    Args:
+        tensors, mesh, moments: the plan's.
+        on_host: whether a role of a parameter rests in host memory.
+    """
+    totals, there = dict.fromkeys(Role, 0), dict.fromkeys(Role, 0)
     for tensor in tensors:
         for state in tensor.states:
             elements = math.prod(state.placement.local_shape(tensor.shape, mesh))
             copies = len(tensor.moments(moments)) if state.role is Role.MOMENT else 1
-            totals[state.role] += copies * elements * itemsize(state.dtype)
-    return MemoryReport(tuple(totals.items()))
+            counted = there if on_host(state.role, tensor) else totals
+            counted[state.role] += copies * elements * itemsize(state.dtype)
+    return MemoryReport(tuple(totals.items()), tuple(there.items()) if any(there.values()) else ())
 
 
 def paper_formula(

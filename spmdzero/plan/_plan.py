@@ -1,5 +1,6 @@
 """The sharding plan of a model."""
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -39,6 +40,7 @@ class ShardingPlan(Shown):
         accumulator_dtype: dtype of accumulator and gradient; None means the parameter's dtype.
         accumulation_steps: micro-batches per step; an accumulator exists above 1.
         partial: whether the backward hands over each device's own summand of the gradient.
+        on_host: roles that rest in host memory, except for small tensors.
         tensors: the plan of each parameter, in the model's order.
     """
 
@@ -53,6 +55,7 @@ class ShardingPlan(Shown):
     accumulation_steps: int
     partial: bool
     tensors: tuple[TensorPlan, ...]
+    on_host: tuple[Role, ...] = ()
 
     def __post_init__(self) -> None:
         _check_at_least(self.min_shard_elements, 0, key="spmd.min_shard_elements")
@@ -87,6 +90,7 @@ class ShardingPlan(Shown):
         accumulator_dtype: str | None,
         accumulation_steps: int,
         partial: bool = True,
+        on_host: tuple[Role, ...] = (),
     ) -> "ShardingPlan":
         """The plan for `params`; the arguments are the attributes of the class.
 
@@ -131,6 +135,7 @@ class ShardingPlan(Shown):
             accumulator_dtype=accumulator_dtype,
             accumulation_steps=accumulation_steps,
             partial=partial,
+            on_host=on_host,
             tensors=tuple(TensorPlan(param=param, states=tuple(states(param))) for param in params),
         )
 
@@ -141,6 +146,10 @@ class ShardingPlan(Shown):
     def with_accumulation(self, accumulation_steps: int) -> "ShardingPlan":
         """The plan of the same parameters and settings for `accumulation_steps` micro-batches."""
         return self._rebuilt(accumulation_steps=accumulation_steps)
+
+    def with_states_on_host(self) -> "ShardingPlan":
+        """The plan of the same parameters with master weights and moments in host memory."""
+        return self._rebuilt(on_host=(Role.MASTER, Role.MOMENT))
 
     def on_mesh(self, mesh: MeshSpec) -> "ShardingPlan":
         """The plan of the same parameters and settings on `mesh`."""
@@ -182,9 +191,18 @@ class ShardingPlan(Shown):
                 self._known[state] = whole, whole
             else:
                 placement = tensor.require(found)
-                rest = Layout(placement=placement, shape=tensor.shape, mesh=self.mesh)
-                self._known[state] = rest, replace(rest, placement=in_use(found, placement))
+                use = Layout(placement=placement, shape=tensor.shape, mesh=self.mesh)
+                rest = replace(use, on_host=self.rests_on_host(found, tensor))
+                self._known[state] = rest, replace(use, placement=in_use(found, placement))
         return self._known[state]
+
+    def rests_on_host(self, role: Role, tensor: TensorPlan) -> bool:
+        """Whether a role of a parameter rests in host memory; a small tensor isn't worth a copy."""
+        small = math.prod(tensor.shape) < self.min_shard_elements
+        if role is Role.PARAMETER and not tensor.require(role).is_sharded:
+            # Each use reads a tensor that every device holds whole, and no use gathers it.
+            return False
+        return role in self.on_host and not small
 
     def _role(self, word: str, tensor: TensorPlan) -> Role | None:
         if word in tensor.moments(self.moments):
@@ -212,7 +230,9 @@ class ShardingPlan(Shown):
 
     def memory(self) -> MemoryReport:
         """Bytes per device of each role, padding included."""
-        return memory_report(self.tensors, self.mesh, moments=self.moments)
+        return memory_report(
+            self.tensors, self.mesh, moments=self.moments, on_host=self.rests_on_host
+        )
 
     def compare(self) -> StageComparison:
         """Bytes per device at the stages 0 to 3, beside the ZeRO paper's formula."""

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from spmdzero._display import page_of
-from spmdzero.explain import Explanation, Moves
+from spmdzero.explain import Explanation, Moves, StageFit
 from spmdzero.inspect import Collective
 from spmdzero.plan import Role, sized
 from spmdzero.show._audit import findings
@@ -97,12 +97,18 @@ def _attention(explanation: Explanation) -> Iterator[str]:
             )
 
 
+def _plan_on_host(fits: Sequence[StageFit]) -> Iterator[tuple[str, ...]]:
+    if any(fit.plan.host_total for fit in fits):
+        yield ("plan: in host memory", *(sized(fit.plan.host_total) for fit in fits))
+
+
 def _fit_table(explanation: Explanation) -> Table:
     """A table of the bytes per device of each stage, by each account."""
     fits = explanation.fits
     rows: list[tuple[str, ...]] = [
         *((f"plan: {role}", *(sized(fit.plan[role]) for fit in fits)) for role in Role),
         ("plan: lives between steps", *(sized(fit.states) for fit in fits)),
+        *_plan_on_host(fits),
         ("ZeRO paper's formula", *(_count(fit.paper) for fit in fits)),
         ("DeepSpeed's estimate", *(_count(fit.deepspeed) for fit in fits)),
     ]

@@ -24,11 +24,15 @@ def plan_page(plan: ShardingPlan) -> Page:
 @page_of.register
 def memory_page(report: MemoryReport) -> Page:
     """A page with the bytes per device of each role."""
+    rows, there = _memory_rows([report]), dict(report.on_host)
+    if there:
+        of_host = [*(there[role] for role in Role), report.host_total]
+        rows = [[*row, f"{size:,}"] for row, size in zip(rows, of_host, strict=True)]
     table = Table(
         title="Memory per device",
-        headers=("role", "bytes"),
-        rows=_memory_rows([report]),
-        numbers={1},
+        headers=("role", "bytes", "in host memory")[: len(rows[0])],
+        rows=rows,
+        numbers={*range(1, len(rows[0]))},
         totals=1,
     )
     return Page((table,))
@@ -38,6 +42,8 @@ def memory_page(report: MemoryReport) -> Page:
 def comparison_page(comparison: StageComparison) -> Page:
     """A page with the stages side by side."""
     rows = _memory_rows(comparison.stages)
+    if any(stage.host_total for stage in comparison.stages):
+        rows.append(["in host memory", *(f"{s.host_total:,}" for s in comparison.stages)])
     if comparison.paper is not None:
         rows.append(["ZeRO paper", *(f"{size:,}" for size in comparison.paper)])
     table = Table(

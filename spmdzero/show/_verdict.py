@@ -101,6 +101,12 @@ class Card:
                 f"{_short(1e3 * self.time.seconds)} ms a step",
                 f"{100 * self.time.mfu:.1f} % of the chip's peak (MFU)",
             ]
+        if self.verdict.on_host:
+            figures.append(f"{sized(self.verdict.on_host)} a device rest in host memory")
+        if self.verdict.without_offloading is not None:
+            room = f"{(self.verdict.hbm_bytes or 0) / 2**30:.0f} GiB"
+            about = sized(self.verdict.without_offloading)
+            figures.append(f"Offloading buys nothing: it fits without, about {about} of {room}")
         plural = "s" * (self.problems > 1)
         figures.append(f"{self.problems or 'no'} problem{plural}")
         return figures

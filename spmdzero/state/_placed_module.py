@@ -1,4 +1,4 @@
-"""Moving the user's module to the devices and off them, in place."""
+"""Moves the user's module to the devices and off them, in place."""
 
 from collections.abc import Mapping
 
@@ -8,6 +8,7 @@ from torch import nn
 from spmdzero.backend import REPLICATED, Mesh, arrays, refuse_gradient_hooks, runtime
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import Layout
+from spmdzero.state._homes import exchange, left_home
 from spmdzero.state._weights import WeightSource, aliases
 
 Moved = dict[torch.Tensor, torch.Tensor]
@@ -21,21 +22,19 @@ def move_module(
     source: WeightSource,
     layouts: Mapping[str, Layout] | None = None,
 ) -> Moved:
-    """Puts parameters (cast to `dtype`) and buffers (as they are) on all devices.
+    """Puts parameters (cast to `dtype`) and buffers (with their dtypes) on all devices.
 
-    A parameter rests as `layouts` says under its first name; all else is whole on every device.
-
-    One tensor after the other: of what comes from `source` only one is on the host at a time.
-
-    Every Python object that was a parameter stays that parameter: an optimizer or a closure made
-    before keeps working, and tied weights stay tied. A parameter that something keeps a weak
-    reference to (nn.LSTM does) can't be exchanged in place and becomes a new object.
+    A parameter gets the layout that `layouts` has for its first name; all other tensors are whole
+    on every device. Tensors are moved one by one, so only one tensor from `source` is on the host
+    at a time. Every Python object that was a parameter stays that parameter: an optimizer or a
+    closure made before keeps working, and tied weights stay tied. A parameter with a weak reference
+    to it (nn.LSTM makes one) can't be exchanged in place and becomes a new object.
 
     Returns the parameters that became new objects: old -> new.
 
     Raises:
-        SpmdZeroUsageError: a parameter or buffer is on a device other than the CPU, meta or ours;
-            or `source` gives a tensor another shape.
+        SpmdZeroUsageError: a parameter or buffer is on a device other than the CPU, meta or the
+            backend's; or `source` gives a tensor a different shape.
     """
     named = aliases(module)
     for tensor, names in named.items():
@@ -43,33 +42,36 @@ def move_module(
     renewed: Moved = {}
     for tensor, names in named.items():
         is_parameter = isinstance(tensor, nn.Parameter)
+        rest = (layouts or {}).get(names[0])
+        home = left_home(tensor)
+        if home is not None and home.is_at(rest) and tensor.dtype == dtype:
+            continue
         cast = _value(tensor, names, source)
         if is_parameter and tensor.is_floating_point():
             cast = cast.to(dtype)
         if mesh.across is not None and arrays.is_mine(cast) and mesh.across.is_own(cast):
             cast = arrays.read(cast)
-        rest = (layouts or {}).get(names[0])
         spec = REPLICATED if rest is None else rest.spec
         on_host = cast.device.type == "cpu"
         placed = mesh.place_part(cast, spec) if on_host else mesh.mark(cast.clone(), spec)
         if is_parameter:
             placed = nn.Parameter(placed, requires_grad=tensor.requires_grad)
-        # Attributes such as `no_decay`, by which people group parameters.
+        # Users group parameters by attributes such as `no_decay`, which are kept.
         placed.__dict__.update(arrays.attributes(tensor))
-        if not _exchange(tensor, placed):
+        if not exchange(tensor, placed):
             renewed[tensor] = placed
     _replace(module, renewed)
     return renewed
 
 
 def take_off_devices(module: nn.Module, *, without: str) -> None:
-    """Moves parameters and buffers to the CPU, for plain torch; none is an engine's any more.
+    """Moves parameters and buffers to the CPU, for plain torch, without their engine.
 
-    Parameters stay the objects that they are, with the exception that `move_module` names.
+    Parameters stay the same objects, with the exception that `move_module` names.
 
     Args:
-        module: an engine's.
-        without: the attribute by which a parameter knows its engine, which is left out.
+        module: the module of an engine.
+        without: the attribute that links a parameter to its engine, which is dropped.
     """
     renewed: Moved = {}
     for tensor in [tensor for tensor in aliases(module) if arrays.is_mine(tensor)]:
@@ -78,20 +80,9 @@ def take_off_devices(module: nn.Module, *, without: str) -> None:
             plain = nn.Parameter(plain, requires_grad=tensor.requires_grad)
         own = arrays.attributes(tensor)
         plain.__dict__.update({k: v for k, v in own.items() if k != without})
-        if not _exchange(tensor, plain):
+        if not exchange(tensor, plain):
             renewed[tensor] = plain
     _replace(module, renewed)
-
-
-def _exchange(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Makes the object `tensor` what `other` is; False where weak references forbid it."""
-    try:
-        torch.utils.swap_tensors(tensor, other)
-    except RuntimeError as error:
-        if "weakref" not in str(error):
-            raise
-        return False
-    return True
 
 
 def _value(tensor: torch.Tensor, names: list[str], source: WeightSource) -> torch.Tensor:
@@ -111,7 +102,7 @@ def _replace(module: nn.Module, renewed: Moved) -> None:
         for registry in (part._parameters, part._buffers):
             for name, tensor in list(registry.items()):
                 if tensor is not None and tensor in renewed:
-                    # setattr, because nn.LSTM refreshes its list of weights in it.
+                    # setattr is needed because nn.LSTM refreshes its list of weights there.
                     setattr(part, name, renewed[tensor])
 
 

@@ -121,3 +121,22 @@ def test_itemsizes_are_numpys_and_an_unknown_dtype_is_refused():
         assert itemsize(dtype) == np.dtype(dtype).itemsize
     with pytest.raises(SpmdZeroUsageError, match=r"unknown dtype 'torch\.float32'"):
         itemsize("torch.float32")
+
+
+def test_what_rests_on_the_host_is_counted_apart_and_small_states_stay():
+    plain = build([param("wide", shape=(1024, 64)), param("bias", shape=(64,))])
+    plan = plain.with_states_on_host()
+    memory, before = plan.memory(), plain.memory()
+    assert memory.on_host == tuple(
+        (role, {Role.MASTER: 4 * 1024, Role.MOMENT: 2 * 4 * 1024}.get(role, 0)) for role in Role
+    )
+    assert memory.total + memory.host_total == before.total
+    assert (memory[Role.MASTER], memory[Role.MOMENT]) == (4 * 64, 2 * 4 * 64)
+    there = [plan.at_rest(f"{slot}/wide").on_host for slot in ("master", "exp_avg", "gradient")]
+    assert there == [True, True, False]
+    assert not plan.in_use("master/wide").on_host
+    assert not plan.at_rest("master/bias").on_host
+    assert "in host memory master 4,096, moment 8,192, total 12,288" in memory.__str__()
+    assert ShardingPlan.from_json(plan.to_json()) == plan
+    assert "in host memory" in str(plan)
+    assert plain.on_host == ()

@@ -35,6 +35,11 @@ def relaid(mesh: Mesh, stored: torch.Tensor, *, now: Layout, to: Layout) -> torc
     return store(mesh, whole, to) if to.is_sharded else whole
 
 
+def resting(mesh: Mesh, stored: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """What is stored as `layout` says, in the memory in which that has it rest."""
+    return mesh.keep_on_host(stored, layout.spec) if layout.on_host else stored
+
+
 def stored_zeros(mesh: Mesh, layout: Layout, dtype: torch.dtype) -> torch.Tensor:
     """Zeros in the form that `layout` stores."""
     return mesh.zeros(layout.stored, dtype, layout.spec)

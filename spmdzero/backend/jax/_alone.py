@@ -13,6 +13,7 @@ from spmdzero.backend.jax._execute import Executable, compilations
 from spmdzero.backend.jax._folded import Recorded
 from spmdzero.backend.jax._generator import generator
 from spmdzero.backend.jax._graph_function import marked_spec
+from spmdzero.backend.jax._memory import copied
 from spmdzero.backend.jax._tensor import over
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers
@@ -59,7 +60,7 @@ class CompiledProgram:
             if values[index].holders > 1:
                 # Another tensor shares this memory, such as one that was a copy of it.
                 with wide_numbers():
-                    arrays[place] = arrays[place].copy()
+                    arrays[place] = copied(arrays[place])
         if self.seeds:
             seed = _host.seed(generator.take()).array
             arrays = [seed if place in self.seeds else a for place, a in enumerate(arrays)]

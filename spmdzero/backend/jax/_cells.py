@@ -5,7 +5,8 @@ import weakref
 from collections.abc import Iterator
 
 from spmdzero._user_line import user_line
-from spmdzero.backend.jax._values import Space, Value
+from spmdzero.backend.jax._graph import mark_of
+from spmdzero.backend.jax._values import Op, Space, Value, record
 from spmdzero.errors import SpmdZeroRuntimeError
 
 _serial = itertools.count()
@@ -22,14 +23,18 @@ class Cell:
         writes: number of writes so far.
         stride: of the storage that torch believes in; None for a contiguous one.
         same: whether all hosts must have the same value, as of a parameter.
-        turned: whether one of its tensors was given another shape or place in the storage.
+            home: the operation that brings its values to the host's memory, if it rests there.
+    turned: whether one of its tensors was given another shape or place in the storage.
     """
 
-    __slots__ = ("__weakref__", "_value", "same", "serial", "stride", "turned", "writes")
+    __slots__ = (
+        "__weakref__", "_value", "home", "same", "serial", "stride", "turned", "writes",
+    )  # fmt: skip
 
     def __init__(self, value: Value, stride: tuple[int, ...] | None = None) -> None:
         self._value, self.writes, self.stride, self.same = value, 0, stride, False
         self.turned = False
+        self.home: Op | None = None
         self.serial = next(_serial)
         value.holders += 1
         _cells[id(self)] = weakref.ref(self)
@@ -59,6 +64,15 @@ class Cell:
         self._value.holders -= 1
         self._value = new
         self.writes += 1
+
+    def bring_home(self) -> None:
+        """Has what it holds in the memory where it rests; an annotation is no write."""
+        assert self.home is not None
+        marked, value = mark_of(self._value), self._value
+        if marked is None or marked.key != self.home.key:
+            writes = self.writes
+            (self.value,) = record(self.home, (value,), {}, [(value.shape, value.dtype)])
+            self.writes = writes
 
     def succeeded_by(self, other: "Cell") -> "Cell":
         """Returns `other`, after it has taken the place of this cell."""
@@ -90,10 +104,16 @@ def cells() -> Iterator[Cell]:
 def pending_values() -> list[Value]:
     """Pending values of live tensors, each once, in the order in which they were made.
 
+            A value that was written into a tensor that rests in the host's memory is brought there.
+
     Left out are values that come from an input without data, which can't be started, values that
-    failed, and values that are computed only on demand.
+        failed, and values that are computed only on demand.
     """
-    values = [cell.value for cell in cells() if cell.value.node is not None]
+    pending = [cell for cell in cells() if cell.value.node is not None]
+    for cell in pending:
+        if cell.home is not None:
+            cell.bring_home()
+    values = [cell.value for cell in pending]
     found = {
         id(value): value
         for value in values

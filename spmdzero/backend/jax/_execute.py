@@ -205,7 +205,7 @@ class Compilations:
             SpmdZeroRuntimeError: JAX can't lower it; the error names the operation.
         """
         self.lowered += 1
-        function = function_of(graph, mesh or self.mesh)
+        function = function_of(graph, mesh or self.mesh, [array.sharding for array in arrays])
         with wide_numbers(), jax.default_matmul_precision("highest"):
             jitted = jax.jit(
                 function, donate_argnums=donated, out_shardings=list(shardings), keep_unused=True

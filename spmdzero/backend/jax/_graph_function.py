@@ -7,7 +7,7 @@ inputs, even in global space and odd in replica space. Each phase of replica spa
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,18 +17,31 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from spmdzero.backend.jax import _own
 from spmdzero.backend.jax._graph import Graph, Slot, Step
 from spmdzero.backend.jax._lowered import lowered
+from spmdzero.backend.jax._memory import FETCH, ON_DEVICE, ON_HOST, rests_on_host
 from spmdzero.backend.jax._numbers import as_taken
 from spmdzero.backend.jax._trees import found, swapped
 from spmdzero.backend.jax._values import Space
 
 
-def function_of(graph: Graph, mesh: Mesh) -> Any:
+def function_of(graph: Graph, mesh: Mesh, shardings: Sequence[Any] = ()) -> Any:
     """The function of arrays that computes the graph; JAX traces it under `wide_numbers`.
 
     Args:
         graph: the operations.
         mesh: of replica space, unless an operation of the graph has a mesh.
+        shardings: of the inputs; none if all are in the devices' memory.
     """
+    resting = {
+        slot.number: sharding
+        for slot, sharding in zip(graph.inputs, shardings, strict=False)
+        if rests_on_host(sharding)
+    }
+    resting |= {
+        step.made[0].number: step.op.sharding for step in graph.steps if _is_kept_on_host(step)
+    }
+    computed_with = {
+        slot.number for step in graph.steps if not _fetches(step) for slot in _slots(step)
+    }
     phases = _phases(graph)
     last = max(phases.values(), default=0)
     by_phase: dict[int, list[Step]] = {}
@@ -43,16 +56,32 @@ def function_of(graph: Graph, mesh: Mesh) -> Any:
             slot.number: _own.stacked(a, slot.shape, hosts) if slot.space is Space.HOST else a
             for slot, a in zip(graph.inputs, arrays, strict=True)
         }
+        at_rest = dict[int, Any]()
+
+        def settle(numbers: Iterable[int]) -> None:
+            """Notes what is in the host's memory; operations compute in the devices'."""
+            for n in resting.keys() & numbers:
+                at_rest[n] = whole[n]
+                if n in computed_with:
+                    whole[n] = jax.device_put(whole[n], resting[n].with_memory_kind(ON_DEVICE))
+
+        settle([slot.number for slot in graph.inputs])
         for phase in range(last + 1):
             steps = by_phase.get(phase, [])
             if phase % 2 == 0:
                 for step in steps:
                     if step.space is Space.HOST:
                         _run_for_hosts(step, whole)
+                    elif _fetches(step):
+                        known = {**whole, **at_rest}
+                        _run(step, known)
+                        whole |= {slot.number: known[slot.number] for slot in step.made}
                     else:
                         _run(step, whole)
+                        settle([slot.number for slot in step.made])
             elif steps:
                 _run_region(steps, whole, needed.get(phase, set()), _mesh_of(steps, mesh))
+        whole |= at_rest
         results = [
             _own.joined(whole[slot.number]) if slot.space is Space.HOST else whole[slot.number]
             for slot in graph.outputs
@@ -62,6 +91,14 @@ def function_of(graph: Graph, mesh: Mesh) -> Any:
         return [jnp.copy(r) if id(r) in given else r for r in results]
 
     return run
+
+
+def _is_kept_on_host(step: Step) -> bool:
+    return getattr(step.op, "memory", None) == ON_HOST
+
+
+def _fetches(step: Step) -> bool:
+    return step.op.key[0] == FETCH
 
 
 def _phases(graph: Graph) -> dict[int, int]:

@@ -15,6 +15,7 @@ from spmdzero.backend.jax import _own
 from spmdzero.backend.jax._cells import pending_values
 from spmdzero.backend.jax._execute import start
 from spmdzero.backend.jax._generator import generator
+from spmdzero.backend.jax._memory import on_devices
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.replica import in_region, refuse_read_without_data
@@ -153,4 +154,4 @@ def gathered(array: Any) -> np.ndarray:
     with waiting():
         if array.is_fully_addressable or array.is_fully_replicated:
             return np.asarray(array)
-        return np.asarray(process_allgather(array, tiled=True))
+        return np.asarray(process_allgather(on_devices(array), tiled=True))

@@ -58,8 +58,9 @@ class MeshOp:
         key: its name, and what distinguishes it from others of that name.
         function: computes it on arrays; None for an operation that crosses the region's border.
         makes: see `Op`.
-        spec: how the global tensor is split, for an operation that marks or crosses.
+            spec: how the global tensor is split, for an operation that marks or crosses.
         mesh: over which it is split.
+    memory: kind of the memory that it marks a value to be in; None for the devices' own.
     """
 
     key: Any
@@ -67,12 +68,13 @@ class MeshOp:
     makes: Space | None = None
     spec: tuple[Any, ...] | None = None
     mesh: Any = None
+    memory: str | None = None
 
     @functools.cached_property
     def sharding(self) -> NamedSharding:
         """JAX's sharding for `spec`."""
         assert self.spec is not None
-        return NamedSharding(self.mesh, PartitionSpec(*self.spec))
+        return NamedSharding(self.mesh, PartitionSpec(*self.spec), memory_kind=self.memory)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The results as traced JAX arrays."""

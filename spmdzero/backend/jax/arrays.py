@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from spmdzero.backend.jax import _dispatch, _host, _plain_autograd, _writes
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._graph import mark_of
+from spmdzero.backend.jax._memory import rests_on_host
 from spmdzero.backend.jax._tensor import OWN, LazyTensor
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers
@@ -103,7 +104,20 @@ def is_kept_beside(memory: "weakref.ref[Value]", tensor: torch.Tensor) -> bool:
 def forms_of(tensors: Sequence[torch.Tensor]) -> list[Form]:
     """Shape, dtype and sharding of each tensor."""
     # Ask the values, which know shape and dtype; torch would ask the tensor's class.
-    return [(v.shape, v.dtype, _sharding_of(v)) for v in map(value_of, tensors)]
+    return [(v.shape, v.dtype, _kept_as(v)) for v in map(value_of, tensors)]
+
+
+def _kept_as(value: Value) -> str:
+    return _sharding_of(value) + " in the host's memory" * _rests_on_host(value)
+
+
+def are_on_host(tensors: Sequence[torch.Tensor]) -> list[bool]:
+    """Whether each tensor rests in the host's memory."""
+    return [_rests_on_host(value_of(tensor)) for tensor in tensors]
+
+
+def _rests_on_host(value: Value) -> bool:
+    return value.space is not Space.REPLICA and rests_on_host(sharding_in_jax(value))
 
 
 def sharding_of(tensor: torch.Tensor) -> str:
@@ -192,7 +206,7 @@ def local_replicas(tensor: torch.Tensor) -> list[int]:
 
 
 __all__ = [
-    "PARAMETER", "are_pending", "attributes", "buffer_handles", "fresh",
+    "PARAMETER", "are_on_host", "are_pending", "attributes", "buffer_handles", "fresh",
     "inner", "is_kept_beside", "is_mine", "is_split",
     "local_replicas", "local_shapes", "local_shards", "local_slices", "memory_of", "read",
     "replace", "set_value", "sharding_of", "value_ids", "write_stamp",

@@ -13,12 +13,13 @@ import torch
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as JaxSpec
 
-from spmdzero.backend.jax import _host, _own
+from spmdzero.backend.jax import _host, _memory, _own
 from spmdzero.backend.jax._across import JaxAcross
 from spmdzero.backend.jax._cells import require_same
 from spmdzero.backend.jax._dispatch import own_value, value_of
 from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._graph import mark_of
+from spmdzero.backend.jax._memory import rests_on_host
 from spmdzero.backend.jax._operations import MeshOp
 from spmdzero.backend.jax._slice import devices_by_host
 from spmdzero.backend.jax._tensor import LazyTensor, over
@@ -88,30 +89,56 @@ class DeviceMesh:
     def mark(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
         """Annotates `tensor` in place and returns it."""
         spec = tuple(spec or (None,) * tensor.dim())
-        value, key = value_of(tensor), ("mark", spec, *self._key)
         assert isinstance(tensor, LazyTensor)
+        value, home = value_of(tensor), tensor.cell.home
+        op = self._constraint(spec) if home is None else self._kept(spec)
         self._keep_same(tensor)
         marked = mark_of(value)
-        if marked is not None and marked.key == key:
+        if marked is not None and marked.key == op.key:
             return tensor
-        sharding = self.sharding(spec)
         if (
             value.array is not None
             and value.space is not Space.REPLICA
-            and value.array.sharding.is_equivalent_to(sharding, len(value.shape))
+            and value.array.sharding.is_equivalent_to(op.sharding, len(value.shape))
+            and rests_on_host(value.array.sharding) == (home is not None)
         ):
             return tensor
-
-        def constrained(array: jax.Array) -> jax.Array:
-            return jax.lax.with_sharding_constraint(array, sharding)
-
-        op = MeshOp(key, constrained, Space.GLOBAL, spec, self.devices)
         (annotated,) = record(op, (value,), {}, [(value.shape, value.dtype)])
         writes = tensor.cell.writes
         write(tensor, annotated)
         # An annotation changes no value.
         tensor.cell.writes = writes
         return tensor
+
+    def _constraint(self, spec: PartitionSpec) -> MeshOp:
+        sharding = self.sharding(spec)
+
+        def constrained(array: jax.Array) -> jax.Array:
+            return jax.lax.with_sharding_constraint(array, sharding)
+
+        return MeshOp(("mark", spec, *self._key), constrained, Space.GLOBAL, spec, self.devices)
+
+    def keep_on_host(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
+        """Has `tensor` rest in the host's memory from now on, whatever is written into it."""
+        assert isinstance(tensor, LazyTensor)
+        tensor.cell.home = self._kept(tuple(spec or (None,) * tensor.dim()))
+        return self.mark(tensor, spec)
+
+    def _kept(self, spec: PartitionSpec) -> MeshOp:
+        return _memory.keep(spec, self.devices, self._key)
+
+    def fetch(
+        self,
+        tensors: Sequence[torch.Tensor],
+        specs: Sequence[PartitionSpec],
+        *,
+        after: Sequence[torch.Tensor] = (),
+    ) -> list[torch.Tensor]:
+        """The same in the devices' memory: they leave the host's once `after` is computed."""
+        op = _memory.fetch([tuple(spec) for spec in specs], self.devices, self._key)
+        values = tuple([own_value(tensor) for tensor in (*tensors, *after)])
+        forms = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+        return [over(value) for value in record(op, values, {}, forms)]
 
     def _keep_same(self, tensor: LazyTensor) -> None:
         if self.across is not None:
@@ -255,7 +282,7 @@ class DeviceMesh:
         assert value.array is not None
         with wide_numbers():
             shards = [
-                jax.device_put(_padded(_host.to_numpy(part), shard.data.shape), shard.device)
+                jax.device_put(_padded(_host.to_numpy(part), shard.data.shape), shard.data.sharding)
                 for part, shard in zip(parts, ordered_shards(value.array), strict=True)
             ]
             array = jax.make_array_from_single_device_arrays(

@@ -13,8 +13,9 @@ from spmdzero.backend._traced import is_tracing_only, on_torus, traced, tracing_
 from spmdzero.backend.chips._chips import has_tpu_chips
 from spmdzero.backend.chips._torus import Torus
 from spmdzero.backend.hosts._watching import waiting
-from spmdzero.backend.jax import _cluster
+from spmdzero.backend.jax import _cluster, _memory
 from spmdzero.backend.jax._cells import cells, pending_values
+from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._execute import start as start_values
 from spmdzero.backend.jax._factories import register
 from spmdzero.backend.jax._forked import forks
@@ -154,6 +155,14 @@ def seed(value: int) -> None:
 def program_platform() -> str:
     """The platform for which the current program is traced, as `platform` names it."""
     return traced.platform or platform()
+
+
+def host_memory() -> bool:
+    """Whether a program that is traced now can leave tensors in the host's memory."""
+    start()
+    if program_platform() != platform():
+        return program_platform() == "TPU"
+    return _memory.programs_reach(compilations.mesh)
 
 
 def program_torus() -> Torus | None:

@@ -81,6 +81,9 @@ class Arrays(Protocol):
     def forms_of(self, tensors: Sequence[torch.Tensor]) -> list[Form]:
         """The form of each tensor, for which programs are compiled."""
 
+    def are_on_host(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
+        """Of each whether it rests in the host's memory."""
+
     def is_split(self, tensor: torch.Tensor) -> bool:
         """Whether devices may hold different parts of an annotated tensor."""
 

@@ -64,6 +64,9 @@ class Runtime(Protocol):
         programs for TPUs on a CPU.
         """
 
+    def host_memory(self) -> bool:
+        """Whether the programs that are traced now can leave tensors in the host's memory."""
+
     def program_torus(self) -> Torus | None:
         """The torus of the chips for which the current program is traced.
 

@@ -23,6 +23,7 @@ from spmdzero.backend.torch_xla._private import (
 
 __all__ = [
     "PARAMETER",
+    "are_on_host",
     "are_pending",
     "attributes",
     "buffer_handles",
@@ -108,6 +109,11 @@ def value_ids(tensors: Sequence[torch.Tensor]) -> list[Hashable]:
     # A value's name is an address, which a later value may take when this one is gone.
     names = _private.output_ids(tensors)
     return [(name, write_stamp(tensor)) for name, tensor in zip(names, tensors, strict=True)]
+
+
+def are_on_host(tensors: Sequence[torch.Tensor]) -> list[bool]:
+    """None is: see `runtime.host_memory`."""
+    return [False for _ in tensors]
 
 
 def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -124,6 +124,11 @@ def program_platform() -> str:
     return traced.platform or platform()
 
 
+def host_memory() -> bool:
+    """No: torch_xla 2.9 keeps no buffer in the host's memory between programs."""
+    return False
+
+
 def program_torus() -> Torus | None:
     """The torus of the chips for which the current program is traced; None if not known."""
     if traced.torus is not None or platform() != "TPU":

@@ -1,0 +1,48 @@
+"""States in host memory as the TPU's compiler makes a step of them."""
+
+import importlib.util
+
+import pytest
+import torch
+
+import spmdzero
+from spmdzero import Explanation
+from tests.jax_backend.test_stage_3 import ALL, Tied
+from tests.jax_backend.test_stage_3_on_tpu import CONFIG, DEVICES, LENGTH, TPU, WIDTH
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is an extra"),
+]
+CPU = {"device": "cpu"}
+
+
+def explained(**zero: object) -> Explanation:
+    with torch.device("meta"):
+        model = Tied(blocks=2, width=WIDTH)
+        rows = torch.empty(DEVICES, LENGTH, dtype=torch.long)
+    config = CONFIG | {"zero_optimization": zero}
+    return spmdzero.explain(model, config, rows, tpu=[TPU], stages=())
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_states_rest_on_the_host_are_aliased_and_leave_the_devices_peak(stage: int) -> None:
+    zero = ALL | {"stage": stage}
+    plain, offloaded = explained(**zero), explained(**zero, offload_optimizer=CPU)
+    (before,), (after,) = (e.fit_at(stage).compiled for e in (plain, offloaded))
+    moved = offloaded.fit_at(stage).plan.host_total
+    # A master and two moments of fp32 for each element of a shard.
+    assert moved == pytest.approx(12 * 2 * 8 * WIDTH * WIDTH / DEVICES, rel=0.05)
+    assert after.memory.host_arguments == moved
+    # What the program returns there takes the place of what it was given.
+    assert after.memory.host_peak == moved
+    assert before.memory.host_peak == 0
+    assert before.memory.arguments is not None
+    assert after.memory.arguments is not None
+    assert before.memory.arguments - after.memory.arguments == moved
+    # Some of the states are on the devices at a time, beside what the peak has anyway.
+    assert before.memory.peak - after.memory.peak > 0.9 * moved
+    said = str(offloaded)
+    assert "Offloading buys nothing: it fits without" in said
+    assert "plan: in host memory" in said
+    assert "host memory" not in str(plain)
