@@ -25,7 +25,6 @@ from spmdzero.config import (
     SpmdZeroConfig,
     load_config,
     resolve_batch_sizes,
-    stage_3_on,
 )
 from spmdzero.data._inputs import InputPlacer
 from spmdzero.engine._clients_optimizer import take_over
@@ -135,13 +134,24 @@ def start_devices(settings: SpmdZeroConfig, *, dist_init_required: bool | None) 
     """
     choose(settings.spmd.backend)
     if settings.zero_optimization.stage == 3 and current().name != "jax":
-        raise stage_3_on(current().name)
+        _refuse_loops(settings)
     flags.apply(settings.spmd.xla_flags)
     flags.use_cache(settings.spmd.compile_cache)
     processes.watch_with(timeout=settings.spmd.timeout)
     processes.connect(required=dist_init_required)
     require_same_settings(settings)
     return MeshSpec.resolve(settings.spmd.mesh, device_count=runtime.device_count())
+
+
+def _refuse_loops(settings: SpmdZeroConfig) -> None:
+    if settings.spmd.scan != "off":
+        raise SpmdZeroConfigError(
+            key="spmd.scan",
+            value=settings.spmd.scan,
+            reason=f"at stage 3 a loop on the backend {current().name} would take the weights of "
+            "all blocks whole",
+            fix='Write "off", or "spmd": {"backend": "jax"}, or use stage 2.',
+        )
 
 
 def place_module(

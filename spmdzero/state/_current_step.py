@@ -30,14 +30,10 @@ class CurrentStep:
         """Takes note of a forward with gradients."""
         self.ran_forward = True
 
-    def pass_backward(self, loss: torch.Tensor) -> None:
-        """Takes note of a backward pass that is pending."""
+    def pass_backward(self, loss: torch.Tensor, *, pending: bool) -> None:
+        """Takes note of a backward pass, whose program has been started unless it is pending."""
         self.losses.append(loss)
-        self.backward_done = True
-
-    def pass_captured(self, loss: torch.Tensor) -> None:
-        """Takes note of a micro-batch that was started as one program."""
-        self.losses.append(loss)
+        self.backward_done = pending
 
     def pass_launch(self) -> None:
         """Takes note that the pending program was started."""

@@ -97,12 +97,6 @@ def held_tensors(training: Training) -> dict[str, Held]:
     return held
 
 
-def persistent_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and buffers in the module's state dict."""
-    passing = passing_buffers(module)
-    return ((name, b) for name, b in module.named_buffers() if name not in passing)
-
-
 def passing_buffers(module: torch.nn.Module) -> set[str]:
     """Names of the buffers that a state dict leaves out."""
     return {

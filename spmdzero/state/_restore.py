@@ -20,7 +20,6 @@ from spmdzero.state._host_state import (
     take_over_progress,
     take_over_skips,
 )
-from spmdzero.state._live_state import persistent_buffers
 from spmdzero.state._tensor_matching import LoadReport, Target, match, needed_parts
 from spmdzero.state._training import Training
 
@@ -208,7 +207,6 @@ def _own_loading(training: Training, state: TrainingState, options: LoadOptions)
 def _module_tensors(training: Training, state: TrainingState) -> dict[str, torch.Tensor]:
     """The module's saved state dict, whole on the CPU, with tied weights under all their names."""
     first = {tensor: name for name, tensor in training.module.named_parameters()}
-    first |= {tensor: name for name, tensor in persistent_buffers(training.module)}
     loaded = {
         name.split("/", 1)[1]: tensor.whole()
         for name, tensor in state.tensors.items()

@@ -15,7 +15,7 @@ def require_placed(training: Training) -> None:
         SpmdZeroUsageError: a parameter was moved, for example by `module.cpu()`, or was replaced.
     """
     now = dict(training.module.named_parameters())
-    for name, parameter in training.parameters:
+    for name, parameter in training.state.parameters.items():
         found = now.get(name)
         if found is not None and found is not parameter and arrays.is_mine(found):
             raise _not_planned(name)
@@ -33,7 +33,7 @@ def require_planned(training: Training) -> None:
     Raises:
         SpmdZeroUsageError: a parameter was added after `initialize`, or was replaced.
     """
-    planned = dict(training.parameters)
+    planned = training.state.parameters
     for name, parameter in training.module.named_parameters():
         if parameter.requires_grad and planned.get(name) is not parameter:
             raise _not_planned(name)

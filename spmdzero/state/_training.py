@@ -89,11 +89,6 @@ class Training:
         """How the latest forward computes attention; empty if its program has no kernels."""
         return self.forward.attention
 
-    @functools.cached_property
-    def parameters(self) -> tuple[tuple[str, nn.Parameter], ...]:
-        """Names and parameters of the module, as they were planned."""
-        return tuple(self.state.parameters.items())
-
     @property
     def group_names(self) -> list[list[str]]:
         """Names of the parameters of each param group; empty without an optimizer."""

@@ -43,18 +43,8 @@ class Place:
 class State(Mapping[str, torch.Tensor]):
     """Name -> tensor of the training state; each device holds the part that the plan gives it.
 
-    ================================================ ============================================
-    name                                             the registry, and the part that fills it
-    ================================================ ============================================
-    ``parameter/<name>``, ``buffer/<name>``          the module's own
-    ``accumulator/<name>``                           `accumulators`, the `GradientStore`
-    ``<slot>/<name>``, such as ``exp_avg/<name>``    `slots`, the `ZeroOptimizer`
-    ``counter/applied``, ``counter/skipped``,        `numbers`, the `ZeroOptimizer`
-    ``norm``
-    ``first_bad``, ``finite``, ``loss``              `numbers`, the `LossHealth`
-    ``total``                                        `numbers`, `train_batch`
-    ``agreement/<label>``                            `flags`, the replica region
-    ================================================ ============================================
+    docs/design.md has a table of the names, of the registries that keep the tensors, and of the
+    parts that fill them.
 
     A tensor that is kept twice, such as a tied weight, has its first name only.
 
@@ -152,15 +142,16 @@ class State(Mapping[str, torch.Tensor]):
             name: the tensor's name.
             value: the new value.
             known: the present tensor, if the caller has it.
+
+        Raises:
+            KeyError: no tensor has that name, and a step replaces none of that name.
         """
-        if known is not None:
-            self.mesh.commit(known, value, self.plan.at_rest(name).spec)
-            return
-        place = self.place(name)
-        if place.replaced or place.tensor is None:
+        place = self.place(name) if known is None else None
+        if place is not None and place.replaced:
             place.registry[place.key] = self.mesh.mark(value, place.spec)
-        else:
-            self.mesh.commit(place.tensor, value, place.spec)
+            return
+        old = self[name] if known is None else known
+        self.mesh.commit(old, value, self.plan.at_rest(name).spec)
 
     def upload(self, name: str, number: torch.Tensor) -> None:
         """Uploads a 0-dim number of the host as the tensor named `name`."""

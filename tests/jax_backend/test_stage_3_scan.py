@@ -10,7 +10,7 @@ from torch import nn
 
 import spmdzero
 from spmdzero.inspect import CollectiveLedger, peak_temporary_bytes
-from tests.jax_backend.test_stage_3 import ALL, CALLS, Tied, Ways, batches, model
+from tests.engine.test_stage_3 import ALL, CALLS, Tied, Ways, batches, model
 from tests.support import engines
 
 BLOCKS, WIDTH = 4, 64
