@@ -40,7 +40,7 @@ _SAME = {
 _NOT_THEIRS = ("refusals", "store", "xla")
 # Folders of spmdzero that have DeepSpeed's names.
 _ITS_OWN = ("monitor", "profiling")
-_CONTEXTS = "GatheredParameters Init register_external_parameter"
+_CONTEXTS = "GatheredParameters register_external_parameter"
 _KINDS = "ZeroParamStatus ZeroParamType"
 _ESTIMATES = (
     "estimate_zero2_model_states_mem_needs_all_cold estimate_zero2_model_states_mem_needs_all_live"
@@ -71,12 +71,13 @@ _MADE: dict[str, dict[str, str]] = {
         "compat.helpers": "RepeatingLoader",
     },
     "runtime.engine": {"engine": "Engine=DeepSpeedEngine"},
-    "runtime.zero": {"compat.zero_contexts": _CONTEXTS},
+    "runtime.zero": {"compat.zero_contexts": _CONTEXTS, "compat.zero_init": "Init"},
     "runtime.zero.partition_parameters": {
         "compat.accelerator": "get_accelerator",
         "compat.zero_contexts": (
             f"{_CONTEXTS} {_KINDS} is_zero_param unregister_external_parameter"
         ),
+        "compat.zero_init": "Init",
     },
     "runtime.zero.utils": {"compat.zero_contexts": "is_zero_param"},
     "runtime.zero.stage_1_and_2": {
@@ -105,9 +106,8 @@ _MADE: dict[str, dict[str, str]] = {
     },
     "utils.nvtx": {"compat.helpers": "instrument_w_nvtx"},
     "zero": {
-        "compat.zero_contexts": (
-            f"DeepSpeedTensorOverride {_CONTEXTS} {_KINDS} unwrap_model_for_generation"
-        ),
+        "compat.zero_contexts": f"{_CONTEXTS} {_KINDS} unwrap_model_for_generation",
+        "compat.zero_init": "DeepSpeedTensorOverride Init",
         "compat.zero_estimate": _ESTIMATES,
         "plan": "estimate_zero2_model_states_mem_needs",
     },

@@ -1,7 +1,8 @@
 """ZeRO-3's contexts. A parameter has its whole shape at every stage, so no script gathers it.
 
 At stage 3 a parameter's parts rest on the devices between steps, which no script sees: a read gives
-the whole parameter, and a write changes each device's part.
+the whole parameter, and a write changes each device's part. Before there is an engine, `Init` has
+placed the parts (`zero_init`), and `GatheredParameters` brings the whole parameter to the host.
 """
 
 import contextlib
@@ -15,15 +16,8 @@ from torch import nn
 
 from spmdzero._logging import log_once
 from spmdzero.backend import arrays, runtime
-from spmdzero.config import load_config
 from spmdzero.engine import trained_parameter
-
-
-class DeepSpeedTensorOverride(enum.Enum):
-    """The properties of a tensor that DeepSpeed's `Init` changes."""
-
-    dtype = enum.auto()
-    device = enum.auto()
+from spmdzero.state._homes import Home, bring, place
 
 
 class ZeroParamType(enum.Enum):
@@ -42,53 +36,11 @@ class ZeroParamStatus(enum.Enum):
     INFLIGHT = 3
 
 
-class Init(contextlib.AbstractContextManager["Init", None]):
-    """Builds a module in this process's memory, as without it; `initialize` makes the shards.
-
-    It has DeepSpeed's signature. A given config is checked, so that refused keys are refused here
-    and not only by `initialize`. All other arguments have no effect. A module that is too large for
-    the host's memory is built by `OnDevice(device="meta")`, and gets its values from
-    `initialize(..., weights=...)`.
-
-    Raises:
-        SpmdZeroConfigError: the config can't be honoured.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module | None = None,
-        data_parallel_group: Any = None,
-        mem_efficient_linear: bool = True,
-        remote_device: str | None = None,
-        pin_memory: bool = False,
-        config_dict_or_path: Any = None,
-        config: Any = None,
-        enabled: bool = True,
-        dtype: torch.dtype | None = None,
-        mpu: Any = None,
-        zero_param_parallel_group: Any = None,
-        zero_quantized_weights: bool = False,
-        zero_quantized_nontrainable_weights: bool = False,
-        sequence_data_parallel_group: Any = None,
-        param_swapper: Any = None,
-        tensor_overrides: list[DeepSpeedTensorOverride] = [  # noqa: B006 (DeepSpeed's default)
-            DeepSpeedTensorOverride.dtype,
-            DeepSpeedTensorOverride.device,
-        ],
-    ) -> None:
-        given = config_dict_or_path if config_dict_or_path is not None else config
-        if enabled and given is not None:
-            load_config(given)
-
-    def __enter__(self) -> "Init":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-
 class GatheredParameters(contextlib.AbstractContextManager[None, None]):
     """Copies values written inside the context to the fp32 masters; reads don't need it.
+
+    A parameter that `Init` has placed, and that no engine owns yet, is a plain tensor on the host
+    inside the context.
 
     Args:
         params: a parameter or several, such as `module.parameters()`.
@@ -107,9 +59,14 @@ class GatheredParameters(contextlib.AbstractContextManager[None, None]):
     ) -> None:
         given = [params] if isinstance(params, torch.Tensor) else list(params)
         self._given = given if enabled and modifier_rank is not None else []
+        self._read = given if enabled else []
         self._stamps: dict[torch.Tensor, object] = {}
+        self._brought: dict[nn.Parameter, Home] = {}
 
     def __enter__(self) -> None:
+        for parameter in self._read:
+            if isinstance(parameter, nn.Parameter) and (home := bring(parameter)) is not None:
+                self._brought[parameter] = home
         self._stamps = {
             p: arrays.write_stamp(p) for p in self._given if trained_parameter(p) is not None
         }
@@ -120,6 +77,9 @@ class GatheredParameters(contextlib.AbstractContextManager[None, None]):
         error: BaseException | None,
         trace: types.TracebackType | None,
     ) -> None:
+        for parameter, home in self._brought.items():
+            place(parameter, home)
+        self._brought.clear()
         written = {p for p, stamp in self._stamps.items() if arrays.write_stamp(p) != stamp}
         owners = [trained_parameter(parameter) for parameter in written]
         for optimizer in {owner.training.optimizer for owner in owners if owner is not None}:

@@ -10,6 +10,7 @@ from spmdzero.engine._loss import find_loss, inputs_of
 from spmdzero.engine._parameter import ZeroParameter, release, trained_parameter
 from spmdzero.engine._programs import Call, Compilation, changed_calls
 from spmdzero.engine._repeated_rows import RepeatedRows
+from spmdzero.engine._setup import start_devices
 from spmdzero.engine._snapshot import StepGraph
 from spmdzero.step._optimizer import ZeroOptimizer
 
@@ -30,5 +31,6 @@ __all__ = [
     "initialize",
     "inputs_of",
     "release",
+    "start_devices",
     "trained_parameter",
 ]

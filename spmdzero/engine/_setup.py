@@ -119,6 +119,20 @@ def start_backend(
         SpmdZeroConfigError: the backend isn't installed, or the process uses the other one; or the
             mesh doesn't fit the devices.
     """
+    spec = start_devices(settings, dist_init_required=dist_init_required)
+    batch = resolve_batch_sizes(settings, dp_world_size=spec.replicas)
+    tell_sizes(settings, batch)
+    mesh = current().mesh(spec)
+    follow_torchs_seed(runtime.seed)
+    return mesh, batch
+
+
+def start_devices(settings: SpmdZeroConfig, *, dist_init_required: bool | None) -> MeshSpec:
+    """Chooses the backend, connects all hosts; returns the config's mesh of their devices.
+
+    Raises:
+        SpmdZeroConfigError: as `start_backend`, but for the batch sizes.
+    """
     choose(settings.spmd.backend)
     if settings.zero_optimization.stage == 3 and current().name != "jax":
         raise stage_3_on(current().name)
@@ -127,12 +141,7 @@ def start_backend(
     processes.watch_with(timeout=settings.spmd.timeout)
     processes.connect(required=dist_init_required)
     require_same_settings(settings)
-    spec = MeshSpec.resolve(settings.spmd.mesh, device_count=runtime.device_count())
-    batch = resolve_batch_sizes(settings, dp_world_size=spec.replicas)
-    tell_sizes(settings, batch)
-    mesh = current().mesh(spec)
-    follow_torchs_seed(runtime.seed)
-    return mesh, batch
+    return MeshSpec.resolve(settings.spmd.mesh, device_count=runtime.device_count())
 
 
 def place_module(

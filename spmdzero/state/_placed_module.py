@@ -8,6 +8,7 @@ from torch import nn
 from spmdzero.backend import REPLICATED, Mesh, arrays, refuse_gradient_hooks, resting, runtime
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import Layout
+from spmdzero.state._homes import exchange, left_home
 from spmdzero.state._weights import WeightSource, aliases
 
 Moved = dict[torch.Tensor, torch.Tensor]
@@ -43,12 +44,15 @@ def move_module(
     renewed: Moved = {}
     for tensor, names in named.items():
         is_parameter = isinstance(tensor, nn.Parameter)
+        rest = (layouts or {}).get(names[0])
+        home = left_home(tensor)
+        if home is not None and home.is_at(rest) and tensor.dtype == dtype:
+            continue
         cast = _value(tensor, names, source)
         if is_parameter and tensor.is_floating_point():
             cast = cast.to(dtype)
         if mesh.across is not None and arrays.is_mine(cast) and mesh.across.is_own(cast):
             cast = arrays.read(cast)
-        rest = (layouts or {}).get(names[0])
         spec = REPLICATED if rest is None else rest.spec
         on_host = cast.device.type == "cpu"
         placed = mesh.place_part(cast, spec) if on_host else mesh.mark(cast.clone(), spec)
@@ -58,7 +62,7 @@ def move_module(
             placed = nn.Parameter(placed, requires_grad=tensor.requires_grad)
         # Attributes such as `no_decay`, by which people group parameters.
         placed.__dict__.update(arrays.attributes(tensor))
-        if not _exchange(tensor, placed):
+        if not exchange(tensor, placed):
             renewed[tensor] = placed
     _replace(module, renewed)
     return renewed
@@ -80,20 +84,9 @@ def take_off_devices(module: nn.Module, *, without: str) -> None:
             plain = nn.Parameter(plain, requires_grad=tensor.requires_grad)
         own = arrays.attributes(tensor)
         plain.__dict__.update({k: v for k, v in own.items() if k != without})
-        if not _exchange(tensor, plain):
+        if not exchange(tensor, plain):
             renewed[tensor] = plain
     _replace(module, renewed)
-
-
-def _exchange(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Makes the object `tensor` what `other` is; False where weak references forbid it."""
-    try:
-        torch.utils.swap_tensors(tensor, other)
-    except RuntimeError as error:
-        if "weakref" not in str(error):
-            raise
-        return False
-    return True
 
 
 def _value(tensor: torch.Tensor, names: list[str], source: WeightSource) -> torch.Tensor:

@@ -86,6 +86,7 @@ def pretrained(side: Side, *, stage: int) -> dict[str, Any]:
     told = HfDeepSpeedConfig(config(stage))
     assert is_deepspeed_zero3_enabled() == (stage == 3)
     model = GPT2LMHeadModel.from_pretrained(_saved(side, f"pretrained {stage}"))
+    on_host = [n for n, p in model.named_parameters() if p.dim() > 1 and not arrays.is_mine(p)]
     assert squares(model) == squares(gpt2(seed=7))
     torch.manual_seed(0)
     model.resize_token_embeddings(VOCABULARY + 8)
@@ -93,7 +94,7 @@ def pretrained(side: Side, *, stage: int) -> dict[str, Any]:
     made = AutoModelForCausalLM.from_config(model.config)
     assert all(value > 0 for value in squares(made).values())
     trainer = _trainer(side, stage, model)
-    found = train(trainer, ended=True) | {"whole": whole(trainer.model)}
+    found = train(trainer, ended=True) | {"whole": whole(trainer.model), "on_host": on_host}
     del told
     return found
 

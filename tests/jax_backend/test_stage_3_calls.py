@@ -122,14 +122,6 @@ def test_gathered_parameters_are_read_whole() -> None:
             )
 
 
-def test_init_takes_a_config_of_stage_3_and_builds_the_module_as_without_it() -> None:
-    with zero.Init(config_dict_or_path=engines.config(zero_optimization=ALL)):
-        inside = model()
-    assert torch.equal(inside.embed.weight, model().embed.weight)
-    engine = start(inside)
-    assert WEIGHT in split(engine.module)
-
-
 def test_init_refuses_what_stage_3_does_not_do_where_it_is_written() -> None:
     told = engines.config(zero_optimization=ALL | {"offload_param": {"device": "nvme"}})
     with pytest.raises(SpmdZeroConfigError, match="offload_param"):

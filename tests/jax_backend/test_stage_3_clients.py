@@ -55,6 +55,9 @@ def test_a_trainer_of_stage_3_has_the_numbers_of_stage_2(
     assert "error" not in three, three["error"]
     for key in NUMBERS:
         same(three[key], two[key], key)
+    # transformers reads a file into one module after the other, each of which leaves the host.
+    assert three.get("on_host", []) == []
+    assert set(two.get("on_host", two["squares"])) == set(two["squares"])
     # Every matrix rests as shards, frozen ones too; and none does at stage 2.
     assert three["whole"] == []
     assert set(two["whole"]) == set(two["squares"])

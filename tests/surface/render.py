@@ -45,9 +45,11 @@ What differs although the name is the same:
   where it is false.
 - `checkpointing.checkpoint` recomputes in the compiled program. `torch.utils.checkpoint` runs, but
   XLA merges its second forward with the first and saves no memory.
-- `zero.Init` and `zero.GatheredParameters` gather and split nothing, as a parameter has its whole
-  shape at every stage. What was written with a `modifier_rank` becomes the masters. At stage 3 a
-  parameter has no `ds_id` and no `ds_status`; `is_zero_param` says whether it rests as shards.
+- A parameter has its whole shape at every stage, in `zero.Init` too, which at stage 3 moves it to
+  the devices while the model is built; what computes with it there gets it on the host.
+  `zero.GatheredParameters` gathers nothing of an engine's: what was written with a `modifier_rank`
+  becomes the masters. At stage 3 a parameter has no `ds_id` and no `ds_status`; `is_zero_param`
+  says whether it rests as shards.
 """
 OF_INSTANCES = """\
 What scripts ask of an engine and its optimizer besides:
