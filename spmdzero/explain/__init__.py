@@ -22,8 +22,8 @@ from spmdzero.explain._without_data import made_up
 
 __all__ = [
     "CHIPS",
-    "HOST_RATE",
     "FLAG_SETS",
+    "HOST_RATE",
     "AttentionUse",
     "Change",
     "Chip",
