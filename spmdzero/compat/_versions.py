@@ -1,4 +1,4 @@
-"""The package's version by the names that DeepSpeed's package has."""
+"""The package's version, under the names that DeepSpeed's package has."""
 
 import re
 
@@ -6,11 +6,11 @@ from spmdzero.compat import git_version_info
 
 _NUMBERS = ("__version_major__", "__version_minor__", "__version_patch__")
 VERSION_NAMES = ("__version__", *_NUMBERS, "__git_hash__", "__git_branch__")
-"""What `version_named` knows."""
+"""The names that `version_named` knows."""
 
 
 def version_named(name: str) -> str | int:
-    """The version, one of its numbers, or what git says of it."""
+    """The version, one of its numbers, or git's hash or branch."""
     if name.startswith("__git"):
         return getattr(git_version_info, name.strip("_"))
     # This import is late, as reading the metadata takes as long as importing the package.

@@ -1,4 +1,4 @@
-"""`deepspeed.zero.Init`: a module whose parameters move to the devices while it is built."""
+"""`deepspeed.zero.Init`: moves the parameters of a module to the devices while it is built."""
 
 import contextlib
 import enum
@@ -20,7 +20,7 @@ from spmdzero.engine import start_devices
 from spmdzero.state._homes import Homes, bring, place
 
 _ROOM = 64 << 20
-"""Bytes of parameters that wait on the host, for what initialises them."""
+"""Bytes of parameters that stay on the host for their initialisation."""
 
 
 class DeepSpeedTensorOverride(enum.Enum):
@@ -31,23 +31,24 @@ class DeepSpeedTensorOverride(enum.Enum):
 
 
 class Init(contextlib.AbstractContextManager["Init", None]):
-    """Builds a module with the values that it has without it; at stage 3 straight into shards.
+    """Builds a module with the same values as without it; at stage 3 straight into shards.
 
-    DeepSpeed's signature. Where the config's stage is 3, a parameter moves to the devices as soon
-    as others are made, and what computes with it inside of the context does so on the host, on a
-    whole copy that moves back. So the host holds a few parameters at a time. It starts the devices
-    and the processes' group, and of several hosts takes the first one's values. A parameter that
-    the config keeps whole, or of which something keeps a view or a weak reference (nn.LSTM does),
-    stays on the host until `initialize`. After the context use `GatheredParameters` to change one.
+    It has DeepSpeed's signature. If the config's stage is 3, a parameter moves to the devices when
+    later parameters are made. Inside of the context, operations on it run on the host, on a whole
+    copy that moves back. So the host holds only a few parameters at a time. It starts the devices
+    and the processes' group, and all of several hosts take the first one's values. A parameter that
+    the config keeps whole, or to which there is a view or a weak reference (nn.LSTM makes them),
+    stays on the host until `initialize`. After the context, `GatheredParameters` changes
+    parameters.
 
-    Below stage 3, and without a config, which names the mesh, the module is built on the host.
-    A config is checked, so that what is refused is refused here and not only by `initialize`. What
-    else is given is without meaning: parameters keep the dtype that they are made in.
+    Below stage 3, and without a config, which names the mesh, the module is built on the host. A
+    given config is checked, so that refused keys are refused here and not only by `initialize`.
+    Other arguments have no effect: parameters keep the dtype with which they are made.
 
     Args:
-        module: one that is there already, whose parameters move at once.
+        module: an existing module, whose parameters move at once.
         config_dict_or_path, config: DeepSpeed's JSON, its path or its dict.
-        enabled: False does nothing.
+        enabled: whether the context has an effect.
 
     Raises:
         SpmdZeroConfigError: the config can't be honoured.
@@ -118,10 +119,10 @@ class Init(contextlib.AbstractContextManager["Init", None]):
 
 
 class Placing(TorchFunctionMode):
-    """Within it, a parameter that a module registers moves to its shards when others come.
+    """Inside the context, a registered parameter moves to its shards when later ones come.
 
-    What computes with one that has moved finds it on the host again, where it stays until others
-    come, or for as long as something keeps a view of it.
+    An operation on a moved parameter finds it on the host again, where it stays until later
+    parameters come, or for as long as there is a view of it.
     """
 
     _depth = 0
@@ -129,14 +130,14 @@ class Placing(TorchFunctionMode):
     def __init__(self, homes: Homes) -> None:
         super().__init__()
         self._homes = homes
-        # On the host now, the latest last, with what was made of each in the same memory.
+        # Parameters on the host, the latest last, with the views of each.
         self._held: dict[nn.Parameter, list[weakref.ref[torch.Tensor]]] = {}
-        # Memory of several parameters, which each of them would leave by itself.
+        # Memory that several parameters share, so that none of them may move.
         self._shared: set[int] = set()
         self._within = self._busy = False
 
     def __enter__(self) -> "Placing":
-        # The outermost one places: transformers enters it for each model within a model.
+        # Only the outermost context places: transformers enters it for each model within a model.
         self._within = Placing._depth > 0
         Placing._depth += 1
         if not self._within:
@@ -163,11 +164,11 @@ class Placing(TorchFunctionMode):
             for parameter in used:
                 if bring(parameter) is not None or parameter in self._held:
                     self._held[parameter] = self._held.pop(parameter, [])
-            # A tensor's class, of which this is a method, was asked for before it was brought.
+            # `func` was looked up in the class that the tensor had before it was brought back.
             if used and func is torch.Tensor.__deepcopy__:
                 func = nn.Parameter.__deepcopy__
             made = func(*args, **kwargs)
-            # torch makes a parameter of a view by itself, which is seen where it is used.
+            # torch itself may make a parameter from a view, which is noticed at its use.
             self._note_views((args, kwargs, made))
             self._release(room=_ROOM, but=used)
         return made
@@ -176,7 +177,7 @@ class Placing(TorchFunctionMode):
         if parameter is None or arrays.is_mine(parameter) or parameter in self._held:
             return
         with self._alone():
-            # An LSTM and its like keep weak references, which hold a parameter where it is.
+            # Modules such as an LSTM keep weak references, which forbid a move.
             if isinstance(module, nn.RNNBase) or self._homes.of(parameter) is None:
                 return
             self._note_views(parameter)
@@ -196,14 +197,14 @@ class Placing(TorchFunctionMode):
                 self._held[owner].append(weakref.ref(tensor))
 
     def _at(self, tensor: torch.Tensor) -> nn.Parameter | None:
-        """The parameter on the host in whose memory a tensor is."""
+        """The parameter on the host whose memory the tensor shares, or None."""
         if arrays.is_mine(tensor) or tensor.device.type != "cpu" or tensor.layout != torch.strided:
             return None
         memory = _memory(tensor)
         return next((parameter for parameter in self._held if _memory(parameter) == memory), None)
 
     def _release(self, *, room: int, but: Sequence[nn.Parameter] = ()) -> None:
-        """Moves those that came first, until what is left takes no more than `room` bytes."""
+        """Moves the oldest parameters, until the others take at most `room` bytes."""
         held = sum(parameter.nbytes for parameter in self._held)
         for parameter, views in list(self._held.items()):
             if held <= room:
@@ -232,7 +233,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    """The tensors of arguments and results, in whatever lists, tuples and dicts."""
+    """Yields the tensors of arguments and results, also inside lists, tuples and dicts."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, list | tuple):

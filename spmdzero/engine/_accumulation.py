@@ -216,7 +216,7 @@ class Accumulation:
             SpmdZeroUsageError: a gradient has a graph, from `backward(create_graph=True)`; or, in
                 fp16, its loss was not scaled.
         """
-        found = parameters_with_grad(self._training.parameters)
+        found = parameters_with_grad(self._training.state.parameters.items())
         line = self._training.current.take_direct_backward()
         if found and not self.scaled:
             self._require_scaled(found, line)

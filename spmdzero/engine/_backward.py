@@ -109,7 +109,7 @@ class BackwardWatch:
         """Surrounds a backward pass that `engine.backward` starts on an already scaled loss.
 
         An engine takes part if `loss` comes from its latest forward. One that only waits for a
-        backward pass, or that nobody holds any more and Python has not collected yet, doesn't.
+        backward pass, or is unreferenced but not collected by Python yet, doesn't.
         """
         waiting = [w for w in _watches if w._region is not None and w._region.awaits_backward]
         wanted = {watch._number for watch in waiting} - {self._number}

@@ -151,7 +151,7 @@ class CapturedSteps:
         except BaseException:
             torch.set_rng_state(generator)
             raise
-        training.current.pass_captured(loss)
+        training.current.pass_backward(loss, pending=False)
         training.gradients.adopt(step.summed)
         training.counters.pass_backward()
         self._launching.started("boundary" if last else "micro", compiled)

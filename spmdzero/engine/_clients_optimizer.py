@@ -64,7 +64,7 @@ def take_over(client: torch.optim.Optimizer, optimizer: torch.optim.Optimizer) -
         handle = register(_Refusal(client, call, f"Call {instead}"))
         hooks = handle.hooks_dict_ref()
         assert hooks is not None
-        # A call that is refused runs no hook of the user's.
+        # A refused call must run no hook of the user's.
         hooks.move_to_end(handle.id, last=False)
     for registry in _HOOKS:
         # Both optimizers share one registry, so that hooks may come and go later.

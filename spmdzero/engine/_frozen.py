@@ -23,7 +23,7 @@ class FreezeWatch:
         now = self._now()
         if now == self._seen:
             return
-        names = [name for name, _ in self._training.parameters]
+        names = list(self._training.state.parameters)
         changed = [n for n, old, new in zip(names, self._seen, now, strict=True) if old != new]
         requires, self._seen = dict(zip(names, now, strict=True)), now
         planned = self._training.plan
@@ -47,4 +47,4 @@ class FreezeWatch:
     def _now(self) -> list[bool]:
         # A subclass of torch's tensors would run Python for each parameter, at each step.
         with torch._C.DisableTorchFunctionSubclass():
-            return [parameter.requires_grad for _, parameter in self._training.parameters]
+            return [p.requires_grad for p in self._training.state.parameters.values()]

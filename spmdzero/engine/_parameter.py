@@ -201,7 +201,7 @@ def adopt_parameters(training: Training, accumulation: Accumulation) -> None:
     """Makes the gradients of trained parameters readable as their `grad`."""
     # A parameter must not keep an engine alive.
     owner = weakref.ref(training), weakref.ref(accumulation)
-    for name, parameter in training.parameters:
+    for name, parameter in training.state.parameters.items():
         if training.plan[name].trainable:
             if type(parameter) is arrays.PARAMETER:
                 parameter.__class__ = _zero_class(type(parameter))

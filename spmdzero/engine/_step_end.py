@@ -114,7 +114,7 @@ class StepEnd:
                 training.skipped_steps,
                 step=counters.global_steps,
                 since=counters.global_steps - 1,
-                # A dynamic loss scale is found by such steps.
+                # A dynamic loss scale finds its size by skipped steps.
                 level=logging.INFO if optimizer.dynamic_loss_scale else logging.WARNING,
             )
             if hold is not None:

@@ -151,7 +151,7 @@ class ThreeCalls:
             detached = self._of_all(loss.detach().reshape(())).clone()
             detached = training.mesh.mark(detached, REPLICATED)
             training.health.watch(detached, step=training.counters.global_steps)
-            training.current.pass_backward(detached)
+            training.current.pass_backward(detached, pending=True)
             training.counters.pass_backward()
             return averaged.detach()
 

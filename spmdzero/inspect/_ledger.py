@@ -74,8 +74,8 @@ class CollectiveLedger(Shown):
     def activations(self) -> tuple[Collective, ...]:
         """The leaks: collectives that serve no tensor of ZeRO and move no scalar.
 
-        A scalar without a tag is a loss that was computed outside of the module. With ``"forward":
-        "global"`` the compiler sums a gradient anywhere, outside of any tag, and the sum is listed
+        A scalar without a tag is a loss that was computed outside of the module. With a global
+        forward the compiler sums a gradient anywhere, outside of any tag, and the sum is listed
         here too.
 
         Raises:

@@ -37,7 +37,7 @@ class SpmdZeroFabricStrategy(DeepSpeedStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> Any:
-        """None for one process, which reads all rows in the loader's own order."""
+        """The sampler's arguments; None for one process, which reads all rows in order."""
         return super().distributed_sampler_kwargs if self.world_size > 1 else None
 
     @classmethod

@@ -15,7 +15,7 @@ class Layout:
         placement: the form (whole, shard, flat or partial), with the reason.
         shape: the tensor's own shape.
         mesh: the devices.
-        on_host: whether each device's part is in the memory of its host.
+        on_host: whether each device's part is in its host's memory.
     """
 
     placement: Placement

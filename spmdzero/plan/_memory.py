@@ -17,7 +17,7 @@ class MemoryReport(Shown):
 
     Attributes:
         bytes_per_role: (role, bytes per device), in the order of `Role`; MOMENT counts all slots.
-        on_host: the same of what rests in host memory, for each device; empty for nothing.
+        on_host: (role, bytes of host memory for each device) of states on the host; may be empty.
     """
 
     bytes_per_role: tuple[tuple[Role, int], ...]

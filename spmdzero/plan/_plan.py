@@ -40,7 +40,7 @@ class ShardingPlan(Shown):
         accumulator_dtype: dtype of accumulator and gradient; None means the parameter's dtype.
         accumulation_steps: micro-batches per step; an accumulator exists above 1.
         partial: whether the backward hands over each device's own summand of the gradient.
-        on_host: roles that rest in host memory, of all but small tensors.
+        on_host: roles that rest in host memory, except for small tensors.
         tensors: the plan of each parameter, in the model's order.
     """
 
@@ -148,7 +148,7 @@ class ShardingPlan(Shown):
         return self._rebuilt(accumulation_steps=accumulation_steps)
 
     def with_states_on_host(self) -> "ShardingPlan":
-        """The same parameters and settings with master weights and moments in host memory."""
+        """The plan of the same parameters with master weights and moments in host memory."""
         return self._rebuilt(on_host=(Role.MASTER, Role.MOMENT))
 
     def on_mesh(self, mesh: MeshSpec) -> "ShardingPlan":
@@ -197,10 +197,10 @@ class ShardingPlan(Shown):
         return self._known[state]
 
     def rests_on_host(self, role: Role, tensor: TensorPlan) -> bool:
-        """Whether a role of a parameter rests in host memory: what is small isn't worth a copy."""
+        """Whether a role of a parameter rests in host memory; a small tensor isn't worth a copy."""
         small = math.prod(tensor.shape) < self.min_shard_elements
         if role is Role.PARAMETER and not tensor.require(role).is_sharded:
-            # What each device has whole is read by each use, and gathered by none.
+            # Each use reads a tensor that every device holds whole, and no use gathers it.
             return False
         return role in self.on_host and not small
 

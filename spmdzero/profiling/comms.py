@@ -113,8 +113,7 @@ def summary(engine: Engine) -> str:
 
 
 def _message(collective: Collective) -> Message:
-    # XLA's CPU compiler writes a reduce-scatter as an all-reduce, of which each device keeps a
-    # part.
+    # XLA's CPU compiler writes a reduce-scatter as an all-reduce and a slice on each device.
     kind = "reduce-scatter" if collective.scattered else collective.kind
     return Message(operation=_OPERATIONS[kind], dtype=collective.dtype, bytes=collective.bytes)
 

@@ -1,1 +1,1 @@
-"""The training state of an engine: what it is, and how it becomes that of a checkpoint."""
+"""The training state of an engine, and its conversion to and from checkpoints."""

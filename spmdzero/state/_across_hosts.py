@@ -1,4 +1,4 @@
-"""What hosts decide together: each would otherwise wait for the others, or go its own way."""
+"""Decisions that hosts make together, as otherwise a host would wait, or act differently."""
 
 import contextlib
 import logging
@@ -16,14 +16,14 @@ logger = logging.getLogger("spmdzero")
 
 @contextlib.contextmanager
 def together(file: Path, *, doing: str) -> Iterator[None]:
-    """What is raised inside is raised by every process; each of them must come here.
+    """Makes every process raise if one raises inside the context; all processes must enter it.
 
     Args:
-        file: what the error of the other processes is about.
-        doing: what it keeps from being done to it, such as ``"saved"``.
+        file: the file in the error of the other processes.
+        doing: the participle in their message, such as ``"saved"``.
 
     Raises:
-        SpmdZeroCheckpointError: another process raised; with its message.
+        SpmdZeroCheckpointError: another process raised; it has that process's message.
     """
     try:
         yield
@@ -38,18 +38,18 @@ def together(file: Path, *, doing: str) -> Iterator[None]:
 
 
 def everyones(value: _Value) -> list[_Value]:
-    """What each process calls this with, in their order; of their main threads only."""
+    """The values with which all processes call this, in their order; in main threads only."""
     return [value] if runtime.process_count() == 1 else gather_objects(value)
 
 
 def require_one_tag(folder: Path, tags: list[str | None]) -> None:
-    """Returns if all processes are about to load the same, or nothing.
+    """Returns if all processes are about to load the same tag, or none.
 
-    Otherwise some would train from another state, or wait for those that found nothing to load.
-    None is the tag of a process that finds no file `latest`.
+    Otherwise some would train from a different state, or wait for processes that found nothing to
+    load. None is the tag of a process that finds no file `latest`.
 
     Raises:
-        SpmdZeroCheckpointError: they differ.
+        SpmdZeroCheckpointError: the tags differ.
     """
     if len(set(tags)) > 1:
         raise SpmdZeroCheckpointError(
@@ -60,10 +60,10 @@ def require_one_tag(folder: Path, tags: list[str | None]) -> None:
 
 
 def agreed_tag(tags: list[str], *, mine: str, validation: str) -> str:
-    """The first process's tag, which all use; a process whose tag is another says so.
+    """The first process's tag, which all use; a process with a different tag logs a warning.
 
     Raises:
-        UsageAssertionError: they differ, and `validation` is ``"FAIL"``; in every process.
+        UsageAssertionError: in every process, if tags differ and `validation` is ``"FAIL"``.
     """
     if validation == "FAIL" and len(set(tags)) > 1:
         raise UsageAssertionError(

@@ -1,4 +1,4 @@
-"""A running state that the first host writes, of whose tensors each host holds parts."""
+"""Lets the first host write a running state, of whose tensors each host holds parts."""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _Parts = list[tuple[Box, torch.Tensor]]
 
 @dataclasses.dataclass(frozen=True)
 class _Read:
-    """The first host needs a part of a tensor."""
+    """A request of the first host for a part of a tensor."""
 
     key: str
     box: Box
@@ -23,21 +23,21 @@ class _Read:
 
 @dataclasses.dataclass(frozen=True)
 class _Written:
-    """It needs nothing more; `error` is why it could not write, "" if it could."""
+    """The end of the requests; `error` is why the first host could not write, "" if it could."""
 
     error: str = ""
 
 
 def written_by_the_first_host(state: TrainingState, write: Callable[[TrainingState], None]) -> None:
-    """Calls `write` on the first host, and has the others send it what it reads meanwhile.
+    """Calls `write` on the first host, to which the others send the parts that it reads.
 
-    Every host calls this with its own view of the same state. A tensor is put together on the
-    first host while `write` reads it, so that one is in its memory at a time, or as many as
+    Every host calls this with its own view of the same state. A tensor is put together on the first
+    host while `write` reads it, so that only one tensor is in its memory at a time, or as many as
     `write` keeps.
 
     Raises:
-        SpmdZeroRuntimeError: on the other hosts, if `write` failed on the first, which raises what
-            it raised; on the first, if another could not read what it holds.
+        SpmdZeroRuntimeError: on the other hosts, if `write` failed on the first host, which raises
+            the error of `write`; on the first host, if another one could not read its part.
     """
     if runtime.process_count() == 1:
         write(state)
@@ -69,7 +69,7 @@ def _from_all(key: str, tensor: StoredTensor) -> StoredTensor:
 
 
 def _serve(state: TrainingState) -> None:
-    """Sends the first host what it asks for, until it has written."""
+    """Sends the first host the parts that it requests, until it has written."""
     while True:
         asked = gather_objects(None)[0]
         if isinstance(asked, _Written):
@@ -81,7 +81,7 @@ def _serve(state: TrainingState) -> None:
 
 
 def _parts(tensor: StoredTensor, box: Box) -> _Parts | str:
-    """What of a part this host is the one to save; or why it can't be read, for the first host."""
+    """The pieces of a part that this host saves, or why they can't be read."""
     try:
         common = [common for piece in tensor.pieces if (common := meet(piece, box)) is not None]
         return [(each, tensor.read(each)) for each in common]

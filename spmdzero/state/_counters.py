@@ -1,4 +1,4 @@
-"""How far training has come, and what the log was told of it."""
+"""Counts the progress of training, and logs skipped steps."""
 
 import dataclasses
 import logging
@@ -13,13 +13,14 @@ class Counters:
     """DeepSpeed's counters.
 
     Attributes:
-        micro_steps: micro-batches passed.
-        global_steps: gradient accumulation boundaries passed, skipped updates included.
-        global_samples: samples of all devices, counted at boundaries.
-        skipped_steps: of them those that an overflow skipped, where that is known without a read.
+        micro_steps: number of micro-batches passed.
+        global_steps: number of gradient accumulation boundaries passed, including skipped updates.
+        global_samples: number of samples of all devices, counted at boundaries.
+        skipped_steps: number of steps that an overflow skipped, if that is known without a read.
         counted_from: `micro_steps` when the accumulation steps were last changed.
-        backwards: `engine.backward` calls since the last step.
-        in_step: micro-batches passed since the last boundary, whoever says where it is.
+        backwards: number of `engine.backward` calls since the last step.
+        in_step: number of micro-batches passed since the last boundary, also if the caller sets
+            boundaries.
     """
 
     micro_steps: int = 0
@@ -31,7 +32,7 @@ class Counters:
     in_step: int = 0
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Goes on from the counters of a checkpoint."""
+        """Continues from the counters of a checkpoint."""
         for item in dataclasses.fields(self):
             setattr(self, item.name, int(saved.get(item.name, 0)))
 
@@ -52,13 +53,13 @@ class Counters:
         self.backwards = self.in_step = 0
 
     def restart_step(self) -> None:
-        """Forgets the micro-batches of a step that will be done again."""
+        """Forgets the micro-batches of a step that will be repeated."""
         self.micro_steps -= self.in_step
         self.backwards = self.in_step = 0
 
 
 class SkipLog:
-    """Tells each skipped step once, at the first read that knows of it; reads nothing itself."""
+    """Logs each skipped step once, at the first read of the count; reads nothing itself."""
 
     def __init__(self) -> None:
         self._told = self._since = 0
@@ -66,13 +67,13 @@ class SkipLog:
     def tell(
         self, skipped: int, *, step: int, since: int | None = None, level: int = logging.WARNING
     ) -> None:
-        """Takes note of the count of skipped steps, as it was just read.
+        """Takes note of the count of skipped steps that was just read.
 
         Args:
             skipped: the count.
-            step: steps that were done by then.
-            since: steps that were done at the read before, None for that of the latest call.
-            level: of the line.
+            step: number of steps at this read.
+            since: number of steps at the read before, None for that of the latest call.
+            level: level of the log line.
         """
         new, last = skipped - self._told, step - 1
         first = self._since if since is None else since
@@ -89,5 +90,5 @@ class SkipLog:
         self.restart(skipped, step=step)
 
     def restart(self, skipped: int, *, step: int) -> None:
-        """Goes on from a checkpoint with these counts."""
+        """Continues from a checkpoint with these counts."""
         self._told, self._since = skipped, step

@@ -1,4 +1,4 @@
-"""How far the step that is under way has come."""
+"""Tracks the progress of the current step."""
 
 import dataclasses
 
@@ -7,14 +7,14 @@ import torch
 
 @dataclasses.dataclass
 class CurrentStep:
-    """What the three calls and `train_batch` have done of a step; its methods alone change it.
+    """The progress of a step by the three calls and `train_batch`; only its methods change it.
 
     Attributes:
-        losses: of the micro-batches so far, 0-dim on the device.
-        ran_forward: whether a forward of the engine with gradients ran since the latest step
-            ended: those of all its micro-batches may run before the first backward.
-        direct_backward: the user's line of the latest backward pass through what a call of the
-            module without its engine returned, whose gradients nobody has taken over; in fp16.
+        losses: losses of the micro-batches so far, 0-dim on the device.
+        ran_forward: whether a forward of the engine with gradients ran since the latest step ended;
+            the forwards of all micro-batches may run before the first backward.
+        direct_backward: in fp16, the user's line of the latest backward pass through an output of
+            the module called without its engine, until the gradients are taken over.
         backward_done: whether this micro-batch has had its backward, and its program has not been
             started.
         applied: whether the latest `step()` was a boundary that no known overflow skipped.
@@ -30,49 +30,45 @@ class CurrentStep:
         """Takes note of a forward with gradients."""
         self.ran_forward = True
 
-    def pass_backward(self, loss: torch.Tensor) -> None:
-        """Takes note of a backward pass that is pending."""
+    def pass_backward(self, loss: torch.Tensor, *, pending: bool) -> None:
+        """Takes note of a backward pass, whose program has been started unless it is pending."""
         self.losses.append(loss)
-        self.backward_done = True
-
-    def pass_captured(self, loss: torch.Tensor) -> None:
-        """Takes note of a micro-batch that was started as one program."""
-        self.losses.append(loss)
+        self.backward_done = pending
 
     def pass_launch(self) -> None:
-        """Takes note that what was pending was started."""
+        """Takes note that the pending program was started."""
         self.backward_done = False
 
     def pass_direct_backward(self, line: str) -> None:
-        """Takes note of a backward pass without the engine, at that line of the user's."""
+        """Takes note of a backward pass without the engine, at the user's `line`."""
         self.direct_backward = line
 
     def take_direct_backward(self) -> str | None:
-        """The line of the latest such pass, once."""
+        """Returns the line of the latest backward pass without the engine, and forgets it."""
         line, self.direct_backward = self.direct_backward, None
         return line
 
     def begin_end(self) -> None:
-        """Takes note that `step()` was called: until it says otherwise, it applied nothing."""
+        """Takes note that `step()` was called, which has applied no update yet."""
         self.applied = False
 
     def end_micro_batch(self, *, boundary: bool) -> None:
-        """Takes note that the micro-batch, at a boundary also the step, is over on the devices."""
+        """Takes note that a micro-batch, and at a boundary the step, was started on the devices."""
         self.backward_done = self.applied = False
         self.ran_forward &= not boundary
 
     def pass_update(self, *, applied: bool) -> None:
-        """Takes note of whether the step changed the parameters, as far as the host knows."""
+        """Takes note whether the step changed the parameters, as far as the host knows."""
         self.applied = applied
 
     def end(self) -> None:
-        """Forgets the losses of a step that is over, on the host too."""
+        """Forgets the losses of a step that is over."""
         self.losses = []
 
     def restart(self) -> None:
-        """Forgets what was done of a step that will be done again."""
+        """Forgets the progress of a step that will be repeated."""
         self.backward_done, self.losses = False, []
 
     def resume(self, losses: list[torch.Tensor], *, backward_done: bool) -> None:
-        """Goes on from a checkpoint in the middle of a step."""
+        """Continues from a checkpoint in the middle of a step."""
         self.backward_done, self.losses = backward_done, losses

@@ -1,4 +1,4 @@
-"""A checkpoint that DeepSpeed wrote, in the terms of a running engine."""
+"""Opens a checkpoint for a running engine, and completes one that DeepSpeed wrote."""
 
 import copy
 import dataclasses
@@ -16,10 +16,10 @@ from spmdzero.step._optimizer import ZeroOptimizer
 
 
 def open_for(training: Training, folder: Path, tag: str) -> TrainingState:
-    """The state saved as `tag`, in the order and with the slots that `training` has.
+    """Opens the state saved as `tag`, with the order and the slots of `training`.
 
     Raises:
-        SpmdZeroCheckpointError: it is damaged, or not there.
+        SpmdZeroCheckpointError: the checkpoint is damaged or missing.
     """
     order = training.group_names
     filled = [names for names in order if names]
@@ -41,13 +41,13 @@ def open_for(training: Training, folder: Path, tag: str) -> TrainingState:
 
 
 def _aligned(saved: Sequence[dict[str, Any]], own: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-    """The saved groups, one for each of the engine's, where only groups without parameters differ.
+    """The saved groups, aligned with the engine's if only groups without parameters differ.
 
-    DeepSpeed leaves these out, and a schedule goes by the place of a group.
+    DeepSpeed leaves out empty groups, and a schedule uses the index of a group.
 
     Args:
         saved: the groups of a checkpoint.
-        own: the names in each of the engine's.
+        own: names of the parameters in each of the engine's groups.
     """
     filled = [group for group in saved if group.get("params", True)]
     if len(filled) != len([names for names in own if names]):
@@ -64,7 +64,7 @@ def _aligned(saved: Sequence[dict[str, Any]], own: Sequence[Sequence[str]]) -> l
 def _with_lr(
     training: Training, host: HostState, groups: list[dict[str, Any]] | None
 ) -> list[dict[str, Any]] | None:
-    """The groups with the schedule's lr, where the files have none (`elastic_checkpoint`)."""
+    """The groups with the schedule's lr, if the files have no lr (`elastic_checkpoint`)."""
     schedule = copy.copy(training.lr_scheduler)
     if groups is None or host.scheduler is None or not isinstance(schedule, DeepSpeedSchedule):
         return groups
@@ -74,9 +74,9 @@ def _with_lr(
 
 
 def _in_order(training: Training, host: HostState) -> list[dict[str, Any]] | None:
-    """The saved groups, their parameters in the engine's order where they are the same ones.
+    """The saved groups, in the engine's order of parameters if they have the same parameters.
 
-    `round_robin_gradients` shuffles them, and frozen ones are in no group of DeepSpeed's files.
+    `round_robin_gradients` shuffles them, and DeepSpeed's files have frozen ones in no group.
     """
     order, plan = training.group_names, training.plan
     if host.param_groups is None or len(host.param_groups) != len(order):
@@ -92,7 +92,7 @@ def _in_order(training: Training, host: HostState) -> list[dict[str, Any]] | Non
 def _unwritten(
     training: Training, optimizer: ZeroOptimizer, host: HostState
 ) -> Iterator[tuple[str, StoredTensor]]:
-    """What DeepSpeed leaves out: states before the first update, and counts beside its own."""
+    """Yields states that DeepSpeed leaves out: those before the first update, and step counts."""
     if host.applied is None:
         return
     groups = zip(optimizer._rules, optimizer.param_groups, training.group_names, strict=True)

@@ -1,4 +1,4 @@
-"""Parameters that rest as shards before an engine has them, as `zero.Init` places them."""
+"""Places parameters as shards before there is an engine, for `zero.Init`."""
 
 import dataclasses
 
@@ -15,25 +15,27 @@ _HOME = "_spmdzero_home"
 
 @dataclasses.dataclass(frozen=True)
 class Home:
-    """Where one parameter rests: in which shards, of which mesh."""
+    """The mesh and the layout in which one parameter rests."""
 
     mesh: Mesh
     layout: Layout
 
     def is_at(self, rest: Layout | None) -> bool:
-        """Whether that is where `rest` says, in the same shards of the same mesh."""
+        """Whether `rest` has the same shards of the same mesh, in the same memory."""
         own = self.layout
-        return rest is not None and (own.mesh, own.spec) == (rest.mesh, rest.spec)
+        if rest is None or own.on_host != rest.on_host:
+            return False
+        return (own.mesh, own.spec) == (rest.mesh, rest.spec)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Homes:
-    """Where parameters are to rest that nobody has planned yet.
+    """Chooses homes of parameters that are not planned yet.
 
     Attributes:
         mesh: the devices.
-        least: elements from which on a tensor is split.
-        whole: a parameter of at most so many elements stays whole, and so on the host.
+        least: smallest number of elements of a tensor that is split.
+        whole: largest number of elements of a parameter that stays whole, and so on the host.
     """
 
     mesh: Mesh
@@ -41,7 +43,7 @@ class Homes:
     whole: int
 
     def of(self, parameter: nn.Parameter) -> Home | None:
-        """Where a parameter of this shape rests as shards; None where it stays whole."""
+        """The home of a parameter that rests as shards; None if the parameter stays whole."""
         if parameter.numel() <= self.whole or parameter.device.type == "meta":
             return None
         shape, spec = tuple(parameter.shape), self.mesh.spec
@@ -53,11 +55,11 @@ class Homes:
 
 @torch.no_grad()
 def place(parameter: nn.Parameter, home: Home) -> bool:
-    """Moves a parameter from the host to its shards; every Python object of it stays.
+    """Moves a parameter from the host to its shards; it stays the same Python object.
 
-    Of several hosts it is the first one's value, as DeepSpeed's `Init` broadcasts it.
+    All of several hosts take the first one's value, as DeepSpeed's `Init` broadcasts it.
 
-    Returns False, having done nothing, where a weak reference to the parameter forbids it.
+    Returns False, without any change, if a weak reference to the parameter forbids the move.
     """
     value = parameter.detach()
     if runtime.process_count() > 1 and value.numel():
@@ -71,10 +73,10 @@ def place(parameter: nn.Parameter, home: Home) -> bool:
 def bring(parameter: nn.Parameter) -> Home | None:
     """Brings a parameter that `place` has moved back to the host, whole.
 
-    Returns where it was, None if it is none of those: an engine's, for example.
+    Returns its home, or None if `place` has not moved it or an engine has taken it over.
 
     Raises:
-        SpmdZeroUsageError: something keeps a weak reference to it.
+        SpmdZeroUsageError: there is a weak reference to the parameter.
     """
     home = home_of(parameter)
     if home is None or not arrays.is_mine(parameter):
@@ -89,17 +91,17 @@ def bring(parameter: nn.Parameter) -> Home | None:
 
 
 def home_of(tensor: torch.Tensor) -> Home | None:
-    """Where `place` has put a tensor that no engine has taken over; None for any other."""
+    """The home of a tensor that `place` has moved and no engine has taken over, else None."""
     return vars(tensor).get(_HOME)
 
 
 def left_home(tensor: torch.Tensor) -> Home | None:
-    """The same, once: an engine takes it over."""
+    """As `home_of`, and forgets the home, as an engine takes the tensor over."""
     return vars(tensor).pop(_HOME, None)
 
 
 def exchange(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Makes the object `tensor` what `other` is; False where weak references forbid it."""
+    """Swaps the contents of two tensor objects; returns False if weak references forbid it."""
     try:
         torch.utils.swap_tensors(tensor, other)
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""What of an engine's state is no tensor on the devices: taken down, and taken over."""
+"""Saves and loads the part of an engine's state that is no tensor on the devices."""
 
 import dataclasses
 import logging
@@ -49,7 +49,7 @@ def host_state(
     training.skips.tell(skipped, step=training.counters.global_steps)
     state = dataclasses.replace(
         state,
-        # The count of the devices: without fp16 the host's own lags behind.
+        # This is the devices' count: without fp16 the host's own count lags behind.
         counters=dict(state.counters) | {"skipped_steps": skipped},
         applied=int(training.state["counter/applied"].item()),
         skipped=skipped,
@@ -67,7 +67,7 @@ def host_state(
 
 def _portable(state: HostState) -> HostState:
     fields = {item.name: getattr(state, item.name) for item in dataclasses.fields(state)}
-    # Together: what two of them share is shared in the copy.
+    # The fields are copied together, so that objects that two fields share stay shared.
     return HostState(**portable(fields))
 
 
@@ -88,19 +88,19 @@ def _resets(optimizer: ZeroOptimizer, names: list[str]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
-    # A schedule fills a lr that is a tensor in place, perhaps while this is written.
+    # A schedule fills an lr tensor in place, perhaps during an asynchronous save.
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
 def _tied_names(module: nn.Module) -> dict[str, str]:
-    """Further state dict key of a tied parameter -> the one that `named_parameters` gives it."""
+    """Further state dict key of a tied parameter -> its key in `named_parameters`."""
     first = {parameter: name for name, parameter in module.named_parameters()}
     every = module.named_parameters(remove_duplicate=False)
     return {name: first[parameter] for name, parameter in every if first[parameter] != name}
 
 
 def extra_states(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The parts of a module that have a state besides tensors, by their state dict key."""
+    """Yields the submodules that have a state besides tensors, with their state dict key."""
     for name, part in module.named_modules():
         if type(part).get_extra_state is not nn.Module.get_extra_state:
             yield f"{name}._extra_state".lstrip("."), part
@@ -126,7 +126,7 @@ def take_over_optimizer(training: Training, state: HostState) -> None:
 def _tell_differing_numbers(
     training: Training, groups: list[dict[str, Any]], saved_groups: list[dict[str, Any]]
 ) -> None:
-    """Says once which numbers of the checkpoint take the place of others, as in DeepSpeed."""
+    """Warns once which numbers of the checkpoint replace the engine's, as in DeepSpeed."""
     schedule = training.lr_scheduler
     scheduled = {"params", "lr", "initial_lr"} if schedule is not None else {"params"}
     if getattr(schedule, "cycle_momentum", False):
@@ -157,21 +157,23 @@ def _set_count(training: Training, name: str, count: int) -> None:
 def take_over_skips(
     training: Training, state: HostState, *, with_optimizer: bool, with_schedule: bool
 ) -> None:
-    """Sets the count of skipped steps, and for how many of them the schedule stood still.
+    """Sets the count of skipped steps, and the steps that the schedule owes.
 
-    A schedule owes a step for each skipped one that it was not held back for. What the loaded one
-    owes stands in the hold that was saved with it; one that was saved by a run that always knew
-    (fp16, DeepSpeed) owes nothing. One that stays, or is new, owes what it owed before.
+    A schedule owes a step for each skipped step for which it was not held back. The debt of a
+    loaded schedule is in the hold that was saved with it; a run that always knew (fp16, DeepSpeed)
+    saved no debt. A schedule that stays, or is new, keeps its debt.
 
     Args:
-        with_optimizer: whether the optimizer's numbers were taken over.
-        with_schedule: whether the schedule was.
+        training: the training to set.
+        state: the saved state.
+        with_optimizer: whether the optimizer's numbers were loaded.
+        with_schedule: whether the schedule was loaded.
     """
     optimizer, skipped = training.optimizer, _skipped(state)
     if optimizer is None:
         training.counters.skipped_steps = skipped or 0
         return
-    # It is read in any case: that settles what the schedule of this engine owes.
+    # The count is always read, which settles the debt of this engine's schedule.
     before = optimizer.skipped_steps
     after = before if skipped is None else skipped
     training.counters.skipped_steps = after
@@ -192,10 +194,12 @@ def take_over_skips(
 
 
 def _fit_to_groups(hold: ScheduleHold, optimizer: ZeroOptimizer, *, anew: bool) -> None:
-    """Makes the positions passed those of this optimizer, whose numbers may not have been loaded.
+    """Fits the passed positions to this optimizer's param groups.
 
     Args:
-        anew: whether they were not.
+        hold: the schedule's hold.
+        optimizer: the optimizer.
+        anew: whether the optimizer's numbers were not loaded.
     """
     groups = optimizer.param_groups
     if any(len(then) != len(groups) for then in hold.positions):
@@ -205,19 +209,21 @@ def _fit_to_groups(hold: ScheduleHold, optimizer: ZeroOptimizer, *, anew: bool) 
 
 
 def _skipped(state: HostState) -> int | None:
-    """The steps that were skipped before; None where the checkpoint doesn't say."""
+    """Number of steps skipped before the save, or None if the checkpoint doesn't say."""
     return state.skipped if state.skipped is not None else state.counters.get("skipped_steps")
 
 
 def take_over_progress(training: Training, state: HostState, *, unfinished: bool) -> None:
-    """Sets the counters, and whether the engine stands in the middle of a step.
+    """Sets the counters, and whether the engine is in the middle of a step.
 
     Args:
-        unfinished: whether the gradients of the saved step were taken over too.
+        training: the training to set.
+        state: the saved state.
+        unfinished: whether the gradients of the saved step were loaded too.
     """
     counters = training.counters
     counters.load(state.counters)
-    # Checkpoints of before have no such count.
+    # Older checkpoints have no such count.
     counters.in_step = int(state.counters.get("in_step", training.within_step))
     saved = state.accumulation
     if unfinished and saved is not None:

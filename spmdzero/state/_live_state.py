@@ -1,4 +1,4 @@
-"""A running engine's state in the form that checkpoints share, read off the devices in parts."""
+"""A running engine's state in the common form of checkpoints, read from the devices in parts."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -29,12 +29,12 @@ ACCUMULATOR = "accumulator/"
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """A tensor on the devices, and how it stands for one of the model's.
+    """A tensor on the devices in its stored form.
 
     Attributes:
-        stored: what the devices hold.
-        shape: of the tensor, without padding.
-        layout: how `stored` holds it; None where every device holds all of it.
+        stored: the stored tensor.
+        shape: the shape of the tensor itself, without padding.
+        layout: the layout of `stored`; None if every device holds the whole tensor.
     """
 
     stored: torch.Tensor
@@ -49,10 +49,10 @@ def live_state(
     exclude_frozen: bool = False,
     client_state: Mapping[str, Any] | None = None,
 ) -> TrainingState:
-    """The state that `engine` would have to be given to go on from here.
+    """The state from which an engine can continue exactly here.
 
     Reading a part moves it from the devices to the host, one tensor at a time; no device and no
-    host puts a tensor together. Valid until the next step.
+    host puts a whole tensor together. The state is valid until the next step.
 
     Raises:
         SpmdZeroUsageError: gradients wait where they can't be saved, or the module was moved.
@@ -69,7 +69,7 @@ def live_state(
     held = _spread(training, held)
     runtime.sync()
     runtime.wait()
-    # torch_xla's generator goes on with each start of the devices; to save draws nothing.
+    # torch_xla's generator advances with each program; saving must not change it.
     set_generators(host.rng or {})
     latest = _Latest()
     return TrainingState(
@@ -83,24 +83,18 @@ def live_state(
 
 
 def held_tensors(training: Training) -> dict[str, Held]:
-    """Every tensor that a checkpoint holds, by its name there."""
+    """Name in a checkpoint -> tensor, for every tensor of a checkpoint."""
     held, left_out = dict[str, Held](), passing_buffers(training.module)
     for name, stored in training.named_tensors().items():
         role, _, own = name.partition("/")
         if role == "counter" or (role == "buffer" and own in left_out):
             continue
         layout = training.plan.at_rest(name)
-        # Each row of Partials is a tensor of its own.
+        # Each row of a partial is a tensor of its own.
         split = layout if layout.is_sharded or layout.kind == "partial" else None
         shape = layout.shape if layout.is_sharded else tuple(stored.shape)
         held[name] = Held(stored=stored, shape=shape, layout=split)
     return held
-
-
-def persistent_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The buffers that are part of the module's state dict."""
-    passing = passing_buffers(module)
-    return ((name, b) for name, b in module.named_buffers() if name not in passing)
 
 
 def passing_buffers(module: torch.nn.Module) -> set[str]:
@@ -113,7 +107,7 @@ def passing_buffers(module: torch.nn.Module) -> set[str]:
 
 
 def _spread(training: Training, held: dict[str, Held]) -> dict[str, Held]:
-    """Large tensors of which every device has all, as shards: each then sends its part only."""
+    """Shards large tensors that every device holds whole, so that each sends only its part."""
     spread = {}
     for name, item in held.items():
         stored = item.stored
@@ -132,7 +126,7 @@ def _spread(training: Training, held: dict[str, Held]) -> dict[str, Held]:
 
 
 class _Latest:
-    """The shards of the tensor that was read last: they leave the devices all at once."""
+    """Keeps the shards of the latest read tensor, which leave the devices all at once."""
 
     def __init__(self) -> None:
         self._name, self._shards = "", list[torch.Tensor]()
@@ -172,12 +166,12 @@ def _on_devices(name: str, item: Held, latest: _Latest, *, turn: int) -> StoredT
 def device_boxes(
     shape: tuple[int, ...], layout: Layout | None, local: list[tuple[slice, ...]]
 ) -> Iterator[tuple[Box, ...]]:
-    """For each local device the parts of a tensor of `shape` that it holds, padding left out.
+    """Yields the parts of a tensor that each local device holds, without padding.
 
     Args:
-        shape: of the tensor.
-        layout: how it is stored.
-        local: what of the stored form each local device holds, from `local_slices`.
+        shape: the tensor's shape.
+        layout: the tensor's layout.
+        local: slices of the stored form that each local device holds, from `local_slices`.
     """
     for slices in local:
         if layout is not None and layout.kind == "flat":

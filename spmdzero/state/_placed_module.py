@@ -1,4 +1,4 @@
-"""Moving the user's module to the devices and off them, in place."""
+"""Moves the user's module to the devices and off them, in place."""
 
 from collections.abc import Mapping
 
@@ -22,21 +22,19 @@ def move_module(
     source: WeightSource,
     layouts: Mapping[str, Layout] | None = None,
 ) -> Moved:
-    """Puts parameters (cast to `dtype`) and buffers (as they are) on all devices.
+    """Puts parameters (cast to `dtype`) and buffers (with their dtypes) on all devices.
 
-    A parameter rests as `layouts` says under its first name; all else is whole on every device.
-
-    One tensor after the other: of what comes from `source` only one is on the host at a time.
-
-    Every Python object that was a parameter stays that parameter: an optimizer or a closure made
-    before keeps working, and tied weights stay tied. A parameter that something keeps a weak
-    reference to (nn.LSTM does) can't be exchanged in place and becomes a new object.
+    A parameter gets the layout that `layouts` has for its first name; all other tensors are whole
+    on every device. Tensors are moved one by one, so only one tensor from `source` is on the host
+    at a time. Every Python object that was a parameter stays that parameter: an optimizer or a
+    closure made before keeps working, and tied weights stay tied. A parameter with a weak reference
+    to it (nn.LSTM makes one) can't be exchanged in place and becomes a new object.
 
     Returns the parameters that became new objects: old -> new.
 
     Raises:
-        SpmdZeroUsageError: a parameter or buffer is on a device other than the CPU, meta or ours;
-            or `source` gives a tensor another shape.
+        SpmdZeroUsageError: a parameter or buffer is on a device other than the CPU, meta or the
+            backend's; or `source` gives a tensor a different shape.
     """
     named = aliases(module)
     for tensor, names in named.items():
@@ -55,12 +53,12 @@ def move_module(
             cast = arrays.read(cast)
         spec = REPLICATED if rest is None else rest.spec
         on_host = cast.device.type == "cpu"
-        placed = mesh.place_part(cast, spec) if on_host else mesh.mark(cast.clone(), spec)
+        placed = mesh.place_part(cast, spec) if on_host else mesh.mark(arrays.fresh(cast), spec)
         if rest is not None:
             placed = resting(mesh, placed, rest)
         if is_parameter:
             placed = nn.Parameter(placed, requires_grad=tensor.requires_grad)
-        # Attributes such as `no_decay`, by which people group parameters.
+        # Users group parameters by attributes such as `no_decay`, which are kept.
         placed.__dict__.update(arrays.attributes(tensor))
         if not exchange(tensor, placed):
             renewed[tensor] = placed
@@ -69,13 +67,13 @@ def move_module(
 
 
 def take_off_devices(module: nn.Module, *, without: str) -> None:
-    """Moves parameters and buffers to the CPU, for plain torch; none is an engine's any more.
+    """Moves parameters and buffers to the CPU, for plain torch, without their engine.
 
-    Parameters stay the objects that they are, with the exception that `move_module` names.
+    Parameters stay the same objects, with the exception that `move_module` names.
 
     Args:
-        module: an engine's.
-        without: the attribute by which a parameter knows its engine, which is left out.
+        module: the module of an engine.
+        without: the attribute that links a parameter to its engine, which is dropped.
     """
     renewed: Moved = {}
     for tensor in [tensor for tensor in aliases(module) if arrays.is_mine(tensor)]:
@@ -106,7 +104,7 @@ def _replace(module: nn.Module, renewed: Moved) -> None:
         for registry in (part._parameters, part._buffers):
             for name, tensor in list(registry.items()):
                 if tensor is not None and tensor in renewed:
-                    # setattr, because nn.LSTM refreshes its list of weights in it.
+                    # setattr is needed because nn.LSTM refreshes its list of weights there.
                     setattr(part, name, renewed[tensor])
 
 

@@ -1,4 +1,4 @@
-"""A saved state into a running training: checked as a whole, then taken over tensor by tensor."""
+"""Loads a saved state into a running training: checks it as a whole, then copies its tensors."""
 
 import contextlib
 import copy
@@ -20,26 +20,25 @@ from spmdzero.state._host_state import (
     take_over_progress,
     take_over_skips,
 )
-from spmdzero.state._live_state import persistent_buffers
 from spmdzero.state._tensor_matching import LoadReport, Target, match, needed_parts
 from spmdzero.state._training import Training
 
 _TOGETHER = 1 << 30
-"""Bytes of copies to replicated tensors that one program makes; it needs as many again."""
+"""Bytes that one program copies to replicated tensors; it needs the same memory once more."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """What of a saved state is taken over.
+    """The parts of a saved state to load.
 
     Attributes:
-        strict: names of parameters and buffers must be those of the model.
-        optimizer: masters, optimizer states, param groups, loss scale; else the masters are made
-            of the loaded parameters, as DeepSpeed does.
-        scheduler: the learning-rate schedule.
-        module_only: nothing but parameters and buffers.
-        custom_load_fn: called as ``custom_load_fn(src=state_dict, dst=module)`` in place of
-            loading parameters and buffers.
+        strict: whether names of parameters and buffers must be those of the model.
+        optimizer: whether to load masters, optimizer states, param groups and loss scale; if not,
+            the masters are made from the loaded parameters, as in DeepSpeed.
+        scheduler: whether to load the learning-rate schedule.
+        module_only: whether to load only parameters and buffers.
+        custom_load_fn: called as ``custom_load_fn(src=state_dict, dst=module)`` instead of loading
+            parameters and buffers.
     """
 
     strict: bool = True
@@ -49,16 +48,16 @@ class LoadOptions:
     custom_load_fn: Callable[..., None] | None = None
 
     def loads_schedule(self, training: Training) -> bool:
-        """Whether the schedule is taken over."""
+        """Whether the schedule is loaded."""
         can = hasattr(training.lr_scheduler, "load_state_dict")
         return can and self.scheduler and not self.module_only
 
 
 @torch.no_grad()
 def restore(training: Training, state: TrainingState, options: LoadOptions) -> LoadReport:
-    """Takes over `state`, each device reading only the parts that it holds.
+    """Loads `state`; each device reads only the parts that it holds.
 
-    Returns which of the model's names the state lacks, and which it has besides.
+    Returns the names of the model that the state lacks, and the state's further names.
 
     Raises:
         SpmdZeroCheckpointError: the state is damaged, or does not fit; nothing has changed.
@@ -68,7 +67,7 @@ def restore(training: Training, state: TrainingState, options: LoadOptions) -> L
     if optimizer is not None:
         optimizer.renew()
     own_loading = options.custom_load_fn is not None
-    # Where a tensor's parts are is known once it is there.
+    # The places of a tensor's parts are known only after it is computed.
     _settle()
     targets, report = match(
         training,
@@ -103,8 +102,8 @@ def restore(training: Training, state: TrainingState, options: LoadOptions) -> L
         take_over_skips(training, host, with_optimizer=with_optimizer, with_schedule=loads_schedule)
     runtime.sync()
     if not options.module_only:
-        # They come last: nothing may draw from them any more, and torch_xla's own goes on with each
-        # program that is started.
+        # Generators come last: no code may draw from them afterwards, and torch_xla's generator
+        # advances with each started program.
         set_generators(host.rng or {})
     return report
 
@@ -126,9 +125,9 @@ def _take_over_tensors(training: Training, targets: list[Target]) -> None:
 
 
 def _overwrite(training: Training, target: Target) -> int:
-    """Gives a tensor its new value; the host holds no more than its devices' parts.
+    """Gives a tensor its new value; the host holds only the parts of its own devices.
 
-    Returns the bytes that are left to the pending program.
+    Returns the number of bytes that the pending program copies.
     """
     parts: dict[tuple[Box, ...], torch.Tensor] = {}
     for boxes in target.boxes:
@@ -140,7 +139,7 @@ def _overwrite(training: Training, target: Target) -> int:
 
 
 def _part(target: Target, boxes: tuple[Box, ...]) -> torch.Tensor:
-    """What one device holds, in the form in which it holds it."""
+    """The part of one device, in its stored form."""
     held, dtype = target.held, target.held.stored.dtype
     if held.layout is None or held.layout.kind != "flat":
         (box,) = boxes
@@ -153,7 +152,7 @@ def _part(target: Target, boxes: tuple[Box, ...]) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _progress(training: Training, host: HostState, options: LoadOptions) -> Iterator[None]:
-    """The schedule and the loader as saved; as they were when the body fails."""
+    """Loads the schedule and the loader; restores the schedule if the body fails."""
     schedule: Any = training.lr_scheduler
     loader = training.training_dataloader
     position = before = None
@@ -182,7 +181,7 @@ def _progress(training: Training, host: HostState, options: LoadOptions) -> Iter
 
 @contextlib.contextmanager
 def _own_loading(training: Training, state: TrainingState, options: LoadOptions) -> Iterator[None]:
-    """The caller's own loading of the module; undone when it or the body fails."""
+    """Runs the caller's own loading of the module, and undoes it if it or the body fails."""
     if options.custom_load_fn is None:
         yield
         return
@@ -206,9 +205,8 @@ def _own_loading(training: Training, state: TrainingState, options: LoadOptions)
 
 
 def _module_tensors(training: Training, state: TrainingState) -> dict[str, torch.Tensor]:
-    """The saved state dict of the module, whole on the CPU, tied weights under all their names."""
+    """The module's saved state dict, whole on the CPU, with tied weights under all their names."""
     first = {tensor: name for name, tensor in training.module.named_parameters()}
-    first |= {tensor: name for name, tensor in persistent_buffers(training.module)}
     loaded = {
         name.split("/", 1)[1]: tensor.whole()
         for name, tensor in state.tensors.items()

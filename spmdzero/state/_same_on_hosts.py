@@ -1,4 +1,4 @@
-"""Whether all hosts have the same config, versions, devices and model when training begins."""
+"""Checks that all hosts have the same config, versions, devices and model at the start."""
 
 import contextlib
 import importlib.metadata
@@ -16,7 +16,7 @@ from spmdzero.config import SpmdZeroConfig
 from spmdzero.formats._files import checksum
 
 _PACKAGES = ("spmdzero", "torch", "torch_xla", "jax", "jaxlib")
-# What a host may do in its own way: folders and lines.
+# Keys that may differ between hosts: folders and log lines.
 _OWN = ("tensorboard", "wandb", "csv_monitor", "comms_logger", "log_level", "spmd.compile_cache")
 
 
@@ -24,7 +24,7 @@ def require_same_settings(settings: SpmdZeroConfig) -> None:
     """Compares configs, versions and device counts.
 
     Raises:
-        HostsDifferError: they differ.
+        HostsDifferError: a config, a version or a device count differs.
     """
     own = {
         "backend": current().name,
@@ -56,7 +56,7 @@ def require_same_structure(model: nn.Module) -> None:
     """Compares names, shapes and dtypes of parameters and buffers.
 
     Raises:
-        HostsDifferError: they differ.
+        HostsDifferError: a name, a shape or a dtype differs.
     """
     own = {
         name: f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
@@ -72,14 +72,14 @@ def on_host(model: nn.Module) -> frozenset[str]:
 
 
 def require_same_values(model: nn.Module, names: Iterable[str]) -> None:
-    """Compares parameters and buffers, by checksums.
+    """Compares parameters and buffers by checksums.
 
     Args:
-        model: with the tensors.
-        names: of those to compare.
+        model: the model with the tensors.
+        names: names of the tensors to compare.
 
     Raises:
-        HostsDifferError: they differ.
+        HostsDifferError: a tensor differs.
     """
     if runtime.process_count() == 1:
         return
@@ -96,7 +96,7 @@ def require_same_values(model: nn.Module, names: Iterable[str]) -> None:
 
 @torch.no_grad()
 def take_first_hosts_values(model: nn.Module, names: Iterable[str]) -> None:
-    """Overwrites the named parameters and buffers, in the host's memory, by host 0's."""
+    """Overwrites the named parameters and buffers in the host's memory by host 0's."""
     wanted = set(names)
     for name, tensor in _tensors(model):
         if name in wanted and tensor.numel():

@@ -1,4 +1,4 @@
-"""Whether the module that an engine trains is still where the engine has put it."""
+"""Checks that an engine's module is still where the engine has put it."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,11 +12,10 @@ def require_placed(training: Training) -> None:
     """Returns if the module's parameters are those that its engine trains, on the devices.
 
     Raises:
-        SpmdZeroUsageError: `module.cpu()`, or something like it, has moved one; or another was put
-            in its place.
+        SpmdZeroUsageError: a parameter was moved, for example by `module.cpu()`, or was replaced.
     """
     now = dict(training.module.named_parameters())
-    for name, parameter in training.parameters:
+    for name, parameter in training.state.parameters.items():
         found = now.get(name)
         if found is not None and found is not parameter and arrays.is_mine(found):
             raise _not_planned(name)
@@ -29,12 +28,12 @@ def require_placed(training: Training) -> None:
 
 
 def require_planned(training: Training) -> None:
-    """Returns if every parameter of the module that requires a gradient is one that was planned.
+    """Returns if every parameter of the module that requires a gradient was planned.
 
     Raises:
-        SpmdZeroUsageError: one was added after `initialize`, or put in the place of another.
+        SpmdZeroUsageError: a parameter was added after `initialize`, or was replaced.
     """
-    planned = dict(training.parameters)
+    planned = training.state.parameters
     for name, parameter in training.module.named_parameters():
         if parameter.requires_grad and planned.get(name) is not parameter:
             raise _not_planned(name)
@@ -51,10 +50,10 @@ def _not_planned(name: str) -> SpmdZeroUsageError:
 
 @contextlib.contextmanager
 def naming_what_left(training: Training) -> Iterator[None]:
-    """Turns what fails inside, where the module is no more on the devices, into that error.
+    """Replaces an error inside the context by that of `require_placed`, if the module was moved.
 
     Raises:
-        SpmdZeroUsageError: as `require_placed`.
+        SpmdZeroUsageError: as in `require_placed`.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Which saved tensor becomes which of an engine's, and what does not fit."""
+"""Matches saved tensors with an engine's tensors, and refuses a state that doesn't fit."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
@@ -21,11 +21,11 @@ from spmdzero.state._training import Training
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadReport:
-    """What a non-strict load left as it was.
+    """The tensors that a non-strict load left out.
 
     Attributes:
-        missing: the module's parameters and buffers that the checkpoint has not.
-        unexpected: the checkpoint's that the module has not.
+        missing: names of the module's parameters and buffers that the checkpoint doesn't have.
+        unexpected: names of the checkpoint's tensors that the module doesn't have.
     """
 
     missing: tuple[str, ...]
@@ -34,13 +34,13 @@ class LoadReport:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
-    """One tensor of the engine, and where its new value comes from.
+    """One tensor of the engine, and the source of its new value.
 
     Attributes:
-        held: the engine's.
+        held: the engine's tensor.
         source: the saved tensor's name.
         read: a part -> its value, on the CPU.
-        saved_parts: a part -> the parts of the saved tensor that it is made of.
+        saved_parts: a part -> the parts of the saved tensor from which it is made.
     """
 
     held: Held
@@ -50,13 +50,13 @@ class Target:
 
     @cached_property
     def boxes(self) -> list[tuple[Box, ...]]:
-        """For each local device the parts that it holds."""
+        """The parts of the tensor that each local device holds."""
         held = self.held
         return list(device_boxes(held.shape, held.layout, arrays.local_slices(held.stored)))
 
 
 def needed_parts(targets: Iterable[Target]) -> dict[str, list[Box]]:
-    """What of the saved tensors these targets read, by name."""
+    """Name of a saved tensor -> the parts of it that these targets read."""
     parts: dict[str, dict[Box, None]] = {}
     for target in targets:
         needed = parts.setdefault(target.source, {})
@@ -68,15 +68,17 @@ def needed_parts(targets: Iterable[Target]) -> dict[str, list[Box]]:
 def match(
     training: Training, state: TrainingState, *, strict: bool, module: bool, optimizer: bool
 ) -> tuple[list[Target], LoadReport]:
-    """Where each of the engine's tensors comes from.
+    """The source of each of the engine's tensors.
 
     Args:
-        strict: names of the module must match.
+        training: the engine's training.
+        state: the saved state.
+        strict: whether names of the module must match.
         module: whether parameters and buffers are wanted.
-        optimizer: whether masters, optimizer states and gradients are.
+        optimizer: whether masters, optimizer states and gradients are wanted.
 
     Raises:
-        SpmdZeroCheckpointError: the state is of another model, optimizer or moment of a step.
+        SpmdZeroCheckpointError: the state has a different model, optimizer or moment of a step.
     """
     held = held_tensors(training)
     report = _compare(state, held)
@@ -121,7 +123,7 @@ def _compare(state: TrainingState, held: Mapping[str, Held]) -> LoadReport:
 
 
 def _weight(state: TrainingState, name: str, own: str, item: Held) -> str:
-    """The saved tensor that a parameter takes: of its own dtype, or else the most exact one."""
+    """Name of the saved tensor for a parameter: that of its dtype, else the most exact one."""
     saved, master = state.tensors[name], f"master/{own}"
     if saved.dtype != item.stored.dtype and master in state.tensors:
         return master
@@ -175,10 +177,11 @@ def _role(name: str) -> str:
 
 
 def _gradient(training: Training, state: TrainingState, name: str, item: Held) -> list[Target]:
-    """The gradient of an unfinished step, as the engine lets gradients wait.
+    """The gradient of an unfinished step, in the engine's waiting form.
 
-    The same number of Partials is taken over one by one. Any other form is their sum in fp32, in
-    the order of the devices; of Partials, the first is then the sum and the others are zero.
+    Partials of the same number are loaded one by one. For any other form they are summed in fp32,
+    in the order of the devices; if the engine has partials, the first is the sum and the others are
+    0.
     """
     accumulation = state.host.accumulation
     assert accumulation is not None

@@ -1,4 +1,4 @@
-"""What the parts of an engine share: the module, where its state lives, and how far it has come."""
+"""The data that the parts of an engine share: the module, its state, and its progress."""
 
 import dataclasses
 import functools
@@ -29,23 +29,23 @@ class Scheduler(Protocol):
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Training:
-    """One module in training; parts read it, and each field has one part that writes it.
+    """One module in training; all parts read it, and only one part writes each field.
 
     Attributes:
         state: every tensor that outlives a micro-batch.
-        spmd_config, batch: what was asked for.
+        spmd_config, batch: the config and the batch sizes.
         placer: puts inputs on the devices.
         forward: runs the module, per replica or as a whole.
-        gradients: where they wait for the step.
-        optimizer: None when the config and the call named none.
-        lr_scheduler: stepped at each gradient accumulation boundary.
-        health: what is known of losses that are not finite.
-        row_counts: keyword inputs that count what is in one replica's rows, to divide a sum by.
+        gradients: keeps gradients until the step.
+        optimizer: the optimizer, None if neither the config nor the call named one.
+        lr_scheduler: the schedule, stepped at each gradient accumulation boundary.
+        health: the record of non-finite losses.
+        row_counts: names of keyword inputs that count the items of one replica's rows, as divisors.
         training_dataloader: the loader made from `training_data`.
-        counters, skips: how far training has come, and which skipped steps the log names.
-        current: how far the step that is under way has come.
+        counters, skips: the progress of training, and the log of skipped steps.
+        current: the progress of the current step.
         in_train_batch: whether `train_batch` is running.
-        module, mesh: those of the state.
+        module, mesh: the module and the mesh of the state.
     """
 
     state: State
@@ -71,45 +71,40 @@ class Training:
 
     @property
     def plan(self) -> ShardingPlan:
-        """Where every tensor lives."""
+        """The plan of where every tensor lives."""
         return self.state.plan
 
     @property
     def device(self) -> torch.device:
-        """Where inputs may live, and parameters do."""
+        """The device of parameters, on which inputs may be too."""
         return runtime.device()
 
     @functools.cached_property
     def region(self) -> Region | None:
-        """Where the forward runs, None with a global forward."""
+        """The replica region of the forward, None with a global forward."""
         return self.forward if isinstance(self.forward, Region) else None
 
     @property
     def attention(self) -> tuple[AttentionCall, ...]:
-        """How the latest forward computes attention; empty where its program has no kernels."""
+        """How the latest forward computes attention; empty if its program has no kernels."""
         return self.forward.attention
-
-    @functools.cached_property
-    def parameters(self) -> tuple[tuple[str, nn.Parameter], ...]:
-        """The module's parameters by name, as they were planned."""
-        return tuple(self.state.parameters.items())
 
     @property
     def group_names(self) -> list[list[str]]:
-        """The parameters of each param group by name; none without an optimizer."""
+        """Names of the parameters of each param group; empty without an optimizer."""
         names, groups = self.state.names, self.optimizer.param_groups if self.optimizer else ()
         return [[names[parameter] for parameter in group["params"]] for group in groups]
 
     @property
     def within_step(self) -> int:
-        """Micro-batches passed of the current step, as far as the engine counts them."""
+        """Number of micro-batches passed in the current step, if the engine counts them, else 0."""
         if not self.spmd_config.managed_gradient_accumulation:
             return 0
         return (self.counters.micro_steps - self.counters.counted_from) % self.batch.accumulation
 
     @property
     def skipped_steps(self) -> int:
-        """Steps that a non-finite gradient kept from the weights; reads one scalar but in fp16."""
+        """Number of steps that a non-finite gradient skipped; reads one scalar except in fp16."""
         optimizer = self.optimizer
         if optimizer is None or self.knows_skips:
             return self.counters.skipped_steps
@@ -132,16 +127,16 @@ class Training:
         }
 
     def start_unread(self) -> None:
-        """Starts what evaluations have left pending; nothing where a step is under way.
+        """Starts the pending programs of evaluations; does nothing while a step is under way.
 
-        Outputs that nobody has read would be computed with the next forward's, by a larger program
-        at each.
+        Unread outputs would be computed together with the next forward's, by an ever larger
+        program.
         """
         if not self.current.ran_forward:
             runtime.sync()
 
     def restart_step(self) -> None:
-        """Forgets what was done of a step that will be done again."""
+        """Forgets the progress of a step that will be repeated."""
         self.gradients.clear()
         self.current.restart()
         self.counters.restart_step()

@@ -1,4 +1,4 @@
-"""Where the weights of a module come from, tensor by tensor: safetensors files or a function."""
+"""Sources of a module's weights, tensor by tensor: safetensors files or a function."""
 
 import contextlib
 import json
@@ -25,20 +25,20 @@ class WeightSource(Protocol):
     """Gives each tensor of a module its value, one at a time."""
 
     def __call__(self, names: Collection[str]) -> torch.Tensor | None:
-        """The value of the tensor that has these names (tied weights have several), on the CPU.
+        """The value of the tensor with these names (tied weights have several), on the CPU.
 
-        None where it keeps the value that it has.
+        It is None if the tensor keeps its value.
         """
         ...
 
 
 @contextlib.contextmanager
 def open_weights(weights: Weights | None, module: nn.Module) -> Iterator[WeightSource]:
-    """The source that `weights` stands for, checked against all names of `module`.
+    """Opens the source `weights`, and checks it against all names of `module`.
 
     Raises:
-        SpmdZeroUsageError: `weights` lacks a tensor, names one that the module has not, or can't
-            be read; or there is none, and a tensor of the module is on the meta device.
+        SpmdZeroUsageError: `weights` lacks a tensor, has one that the module doesn't have, or can't
+            be read; or `weights` is None, and a tensor of the module is on the meta device.
     """
     if weights is None:
         _refuse_meta(module)
@@ -51,7 +51,7 @@ def open_weights(weights: Weights | None, module: nn.Module) -> Iterator[WeightS
 
 
 def aliases(module: nn.Module) -> dict[torch.Tensor, list[str]]:
-    """Each parameter and buffer of `module`, with all of its names; tied weights have several."""
+    """Parameter or buffer of `module` -> all of its names; tied weights have several."""
     names: dict[torch.Tensor, list[str]] = {}
     for named in (module.named_parameters, module.named_buffers):
         for name, tensor in named(remove_duplicate=False):
@@ -76,7 +76,7 @@ def _asked(function: Callable[[str], torch.Tensor]) -> WeightSource:
 
 
 class _Files:
-    """Reads each tensor from one of several safetensors files, when it is asked for."""
+    """Reads each tensor from one of several safetensors files, when it is requested."""
 
     def __init__(self, path: Path, module: nn.Module, opened: contextlib.ExitStack) -> None:
         self._readers: dict[Path, Any] = {}

@@ -1,1 +1,1 @@
-"""A ZeRO step: what a micro-batch adds up, and what the boundary makes of it."""
+"""A ZeRO step: sums the gradients of micro-batches, and updates parameters at the boundary."""

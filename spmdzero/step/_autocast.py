@@ -1,4 +1,4 @@
-"""Which gradients cross the wire in autocast's dtype."""
+"""Finds the gradients that are communicated in autocast's dtype."""
 
 import importlib
 
@@ -18,10 +18,10 @@ def autocast_wire(
 ) -> dict[str, torch.dtype]:
     """Parameter name -> dtype, for parameters of the modules that are safe in lower precision.
 
-    As in DeepSpeed a module is safe by its exact class: a subclass of nn.Linear is not.
+    As in DeepSpeed a module is safe by its exact class: a subclass of nn.Linear is not safe.
 
     Raises:
-        SpmdZeroConfigError: `lower_precision_safe_modules` names no class.
+        SpmdZeroConfigError: a path in `lower_precision_safe_modules` names no class.
     """
     if precision.autocast is None:
         return {}

@@ -14,7 +14,8 @@ from spmdzero.step._numbers import numbers_of_groups
 from spmdzero.step._scales import LossScales, unscale
 from spmdzero.step._update import GroupUpdate, Member
 
-# Parameters in one update: torch_xla takes time by the square of an operation's outputs.
+# Number of parameters in one update: torch_xla's time grows with the square of an operation's
+# outputs.
 _TOGETHER = 30
 # Elements of one device's shards whose states leave the host together: 96 MiB of AdamW's in fp32.
 _ON_DEVICE = 2**23
@@ -22,12 +23,12 @@ _ON_DEVICE = 2**23
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemberGroup:
-    """A param group as the boundary sees it.
+    """A param group for the boundary.
 
     Attributes:
-        rule: its update.
-        members: its trained parameters.
-        numbers: the names of its numbers.
+        rule: the group's update rule.
+        members: the group's trained parameters.
+        numbers: names of the group's numbers.
     """
 
     rule: UpdateRule
@@ -36,10 +37,10 @@ class MemberGroup:
 
     @functools.cached_property
     def by_count(self) -> dict[int, tuple[Member, ...]]:
-        """The members by when their states started anew: each such part has its own count.
+        """Count of updates at which states started anew -> the members with that count.
 
-        Backwards: the three calls then read them in the order of their outputs, see
-        `compile_alone`.
+        The members are in reverse order: so the three calls read them in the order of their
+        outputs, see `compile_alone`.
         """
         found: dict[int, list[Member]] = {}
         for member in self.members[::-1]:
@@ -54,10 +55,10 @@ class Boundary:
     Source: runtime/zero/stage_1_and_2.py, `step`.
 
     Attributes:
-        groups: what is updated.
-        mesh: where everything lives.
-        clip: largest global gradient norm, 0 for none.
-        skips: whether a norm that is not finite keeps the step from applying.
+        groups: the param groups to update.
+        mesh: the mesh of all tensors.
+        clip: largest global gradient norm, 0 for no clipping.
+        skips: whether a non-finite norm keeps the step from applying.
         scaled: whether fp16's loss scales are the last of the numbers.
     """
 
@@ -69,12 +70,12 @@ class Boundary:
 
     @property
     def names(self) -> list[str]:
-        """The parameters that it updates."""
+        """Names of the parameters that it updates."""
         return [member.name for group in self.groups for member in group.members]
 
     @functools.cached_property
     def _specs(self) -> dict[str, PartitionSpec]:
-        """How each parameter's gradient and states are split."""
+        """Name of a parameter -> sharding of its gradient and states."""
         return {m.name: m.layout.spec for group in self.groups for m in group.members}
 
     @functools.cached_property
@@ -90,18 +91,18 @@ class Boundary:
         finite: torch.Tensor | None,
         call: Folds,
     ) -> dict[str, torch.Tensor]:
-        """What the step changes of `state`, and ``"norm"``.
+        """The tensors of `state` that the step changes, and ``"norm"``.
 
-        That is the gradients' norm, 0-dim fp32, unscaled and before clipping; infinity where it
+        The norm is that of the gradients, 0-dim fp32, unscaled and before clipping; infinity if it
         was not finite.
 
         Args:
             state: ``"parameter/<name>"``, `[*shape]`; ``"<slot>/<name>"``, in its stored shape;
                 ``"counter/applied"`` and ``"counter/skipped"``, 0-dim fp32 and int32.
-            gradients: by the parameter's name, in their stored shapes.
-            numbers: what the host uploads: of the groups, and `scale_numbers`.
+            gradients: name of a parameter -> gradient in its stored shape.
+            numbers: the host's uploads: numbers of the groups, and `scale_numbers`.
             finite: 0-dim bool that must hold for the step to apply, None for no such condition.
-            call: calls the norm and the updates, folded where that is wanted.
+            call: calls the norm and the updates, folded if that is wanted.
         """
         scales = None
         if self.scaled:
@@ -129,7 +130,7 @@ class Boundary:
                         factors=factors, coefficient=coefficient, apply=apply,
                         gradients=gradients, state=state,
                     )  # fmt: skip
-                    # A rule without factors reads its group's numbers itself: as one operation,
+                    # A rule without factors reads its group's numbers itself: in a folded operation
                     # they would be constants.
                     values = call(update, update, inputs) if factors else update(inputs)
                     new |= zip(update.names, values, strict=True)
@@ -143,7 +144,7 @@ class Boundary:
         *,
         after: Sequence[torch.Tensor],
     ) -> dict[str, torch.Tensor]:
-        """What of the members' states rests on the host, in the devices' memory."""
+        """Fetches the members' states that rest on the host into the devices' memory."""
         names = [f"{slot}/{member.name}" for member in members for slot in member.on_host]
         specs = [member.layout.spec for member in members for _ in member.on_host]
         if not names:
@@ -158,7 +159,7 @@ class Boundary:
         hypers: Sequence[Mapping[str, torch.Tensor]],
         scales: LossScales | None,
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Each rule's directions in the place of gradients, and the slots that changed for it."""
+        """Gradients with each rule's directions in their place, and the slots that changed."""
         gradients, moved = dict(gradients), {}
         for group, hyper in zip(self.groups, hypers, strict=True):
             for member in group.members if group.rule.has_direction else ():
@@ -170,7 +171,7 @@ class Boundary:
                         grad, member.slots_in(state), hyper, member.on(self.mesh)
                     )
                 moved |= {f"{slot}/{member.name}": value for slot, value in changed.items()}
-                # The norm and the clipping expect the loss scale in it.
+                # The norm and the clipping expect a direction with the loss scale.
                 direction = direction if scales is None else direction * scales.now
                 gradients[member.name] = self.mesh.mark(direction, spec)
         return gradients, moved
@@ -181,7 +182,7 @@ class Boundary:
         moved: Mapping[str, torch.Tensor],
         apply: torch.Tensor | None,
     ) -> dict[str, torch.Tensor]:
-        """What the directions changed, if the step applies."""
+        """The slots that the directions changed, or their old values if the step doesn't apply."""
         applied = {}
         for name, value in moved.items():
             kept = value if apply is None else torch.where(apply, value, state[name])

@@ -1,4 +1,4 @@
-"""What scripts ask DeepSpeed's optimizers for besides torch's names."""
+"""DeepSpeed's names on optimizers, which scripts use besides torch's names."""
 
 import logging
 from typing import Any
@@ -13,7 +13,7 @@ logger = logging.getLogger("spmdzero")
 
 
 class NamedAsDeepSpeeds(torch.optim.Optimizer):
-    """An optimizer that answers to names of DeepSpeed's, or says why not.
+    """An optimizer with names of DeepSpeed's optimizers; it refuses others with a reason.
 
     Attributes:
         scaler: the rules of fp16's loss scale, None without one.
@@ -23,12 +23,12 @@ class NamedAsDeepSpeeds(torch.optim.Optimizer):
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Itself: no other optimizer is inside, groups and states are its own."""
+        """This optimizer itself, as it wraps no other; groups and states are its own."""
         return self
 
     @optimizer.setter
     def optimizer(self, value: None) -> None:
-        # Older transformers let go of DeepSpeed's so, of an engine that only evaluates.
+        # Older transformers assign None to free DeepSpeed's optimizer after an evaluation.
         if value is not None:
             raise SpmdZeroUsageError(
                 "engine.optimizer.optimizer = ...: the step is compiled for the optimizer that "
@@ -43,22 +43,22 @@ class NamedAsDeepSpeeds(torch.optim.Optimizer):
         """Sets the learning rate of every param group."""
         for group in self.param_groups:
             if isinstance(group["lr"], torch.Tensor):
-                # It stays the tensor that somebody else holds.
+                # The tensor is filled in place, as other code may hold it.
                 group["lr"].fill_(lr)
             else:
                 group["lr"] = lr
 
     def destroy(self) -> None:
-        """Nothing: the states go with the last reference to the engine."""
+        """Does nothing: the last reference to the engine frees the states."""
 
     @property
     def loss_scaler(self) -> LossScaler | NoScale:
-        """The scale's rules; without fp16 a scale of 1 that can't be set."""
+        """The rules of the loss scale; without fp16 a scale of 1 that can't be set."""
         return self.scaler or NoScale()
 
     @property
     def loss_scale(self) -> float:
-        """What the loss is multiplied by before backward; 1.0 but for fp16."""
+        """The factor of the loss before backward; 1.0 except in fp16."""
         return self.scaler.used if self.scaler else 1.0
 
     @loss_scale.setter
@@ -73,10 +73,10 @@ class NamedAsDeepSpeeds(torch.optim.Optimizer):
         return self.scaler is not None and self.scaler.dynamic
 
     def override_loss_scale(self, loss_scale: float) -> None:
-        """Has the loss multiplied by a number of yours, whatever the scale's rules say.
+        """Sets the factor of the loss, regardless of the scale's rules.
 
         Raises:
-            SpmdZeroUsageError: without fp16, which alone has a loss scale.
+            SpmdZeroUsageError: without fp16, as only fp16 has a loss scale.
         """
         scaler = self._scaler_to_set()
         if loss_scale != scaler.override:
@@ -90,11 +90,11 @@ class NamedAsDeepSpeeds(torch.optim.Optimizer):
 
     @property
     def external_loss_scale(self) -> float | None:
-        """What it was called with."""
+        """The scale passed to `override_loss_scale`, or None."""
         return self.scaler.override if self.scaler else None
 
     def needs_scaler(self) -> bool:
-        """Whether DeepSpeed refuses a `loss.backward()` that is not scaled: a scale that moves."""
+        """Whether DeepSpeed refuses an unscaled `loss.backward()`, as the loss scale can change."""
         return self.dynamic_loss_scale or self.custom_loss_scaler
 
     def _scaler_to_set(self) -> LossScaler:

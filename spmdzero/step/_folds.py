@@ -1,4 +1,4 @@
-"""Functions of tensors that were folded, to be called at each step."""
+"""Folds functions of tensors once, and calls them at each step."""
 
 from collections.abc import Callable, Hashable, Sequence
 
@@ -10,10 +10,10 @@ Function = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
 
 class Folds:
-    """Calls functions, folded where that is wanted.
+    """Calls functions, folded if that is wanted.
 
     Attributes:
-        wanted: whether the next calls are to be folded.
+        wanted: whether the next calls are folded.
     """
 
     def __init__(self) -> None:
@@ -23,12 +23,12 @@ class Folds:
     def __call__(
         self, key: Hashable, function: Function, inputs: list[torch.Tensor]
     ) -> Sequence[torch.Tensor]:
-        """`function(inputs)`, as one operation if that is wanted.
+        """Calls `function(inputs)`, as one operation if that is wanted.
 
         Args:
-            key: functions of the same key do the same with tensors of the same shapes and dtypes.
+            key: functions with the same key do the same with tensors of the same shapes and dtypes.
             function: see `spmdzero.backend.Compiler`.
-            inputs: pending or not.
+            inputs: tensors, which may be pending.
         """
         if not self.wanted:
             return function(inputs)

@@ -1,4 +1,4 @@
-"""A gradient on its way from a micro-batch to the step: values, nothing is written."""
+"""The path of a gradient from a micro-batch to the step, as pure functions of values."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ from spmdzero.precision import GradientScaling, dtype_named
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GradientPath:
-    """In which form gradients wait for the step, and how they become what it needs.
+    """The forms in which gradients wait for the step, and their conversion to the final form.
 
-    A gradient waits as a Partial where the plan has one (stages 0 and 1 with accumulation: nothing
-    moves before the boundary), otherwise reduced to its final layout.
+    A gradient waits as a partial if the plan says so (stages 0 and 1 with accumulation: nothing is
+    communicated before the boundary), otherwise reduced to its final layout.
 
     Attributes:
         plan, mesh: where each gradient lives.
-        reduction: how replicas' gradients become one.
-        scaling: what they are multiplied by on the way.
-        wire: parameter name -> the dtype in which its gradient crosses the wire, where that is
-            not the reduction's.
+        reduction: reduces the gradients of replicas to one.
+        scaling: the factors of gradients before and after the reduction.
+        wire: parameter name -> dtype in which its gradient is communicated, if it isn't the
+            reduction's.
     """
 
     plan: ShardingPlan
@@ -32,15 +32,15 @@ class GradientPath:
     wire: Mapping[str, torch.dtype]
 
     def is_trained(self, name: str) -> bool:
-        """Whether a gradient of this parameter is used: it may be in no param group."""
+        """Whether the gradient of this parameter is used; a parameter may be in no param group."""
         return self.plan[name].trainable
 
     def in_dtype(self, name: str, grad: torch.Tensor) -> torch.Tensor:
-        """`grad` in the plan's dtype of gradients."""
+        """Casts `grad` to the plan's dtype of gradients."""
         return grad.to(dtype_named(self.plan[name].dtype(Role.GRADIENT)))
 
     def of_replica(self, name: str, local: torch.Tensor) -> torch.Tensor:
-        """One replica's gradient, `[*shape]` in replica space, in the form in which it waits."""
+        """Converts one replica's gradient, `[*shape]` in replica space, to its waiting form."""
         grad, layout = self.in_dtype(name, local), self.waiting(name)
         if layout.kind == "partial":
             return self.reduction.partial(grad)
@@ -51,11 +51,11 @@ class GradientPath:
             return _times(reduced, self.scaling.after)
 
     def partial(self, name: str, local: torch.Tensor) -> torch.Tensor:
-        """One replica's gradient among those of all, `[n, *shape]`: nothing moves."""
+        """Converts one replica's gradient to a row of a partial `[n, *shape]`; nothing moves."""
         return self.reduction.partial(self.in_dtype(name, local))
 
     def of_partial(self, name: str, partial: torch.Tensor) -> torch.Tensor:
-        """The summands of all replicas, `[n, *shape]`, in the form in which their sum waits."""
+        """Converts all replicas' summands, `[n, *shape]`, to the waiting form of their sum."""
         layout = self.waiting(name)
         return partial if layout.kind == "partial" else self._reduced(name, partial, layout)
 
@@ -67,35 +67,38 @@ class GradientPath:
             return _times(total, self.scaling.after)
 
     def of_batch(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        """The whole batch's, `[*shape]` in global space; the compiler reduces it."""
+        """Converts the whole batch's gradient, `[*shape]` in global space, to its waiting form.
+
+        The compiler reduces it.
+        """
         with programs.scope(f"zero.gradient/{name}"):
             stored = self.stored(name, _times(whole, self.scaling.whole))
             return self.reduction.release_whole(stored, self.waiting(name))
 
     def stored(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        """What waits when the step is to use exactly `whole`, `[*shape]`."""
+        """Converts `whole`, `[*shape]`, so that the step uses exactly these values."""
         whole, layout = self.in_dtype(name, whole), self.waiting(name)
         if layout.kind != "partial":
             return store(self.mesh, whole, layout)
-        # What `final` does to the sum of the shares is undone in each.
+        # Each share is divided by the factor that `final` applies to the sum of the shares.
         share = _times(whole, 1 / self.unit) / self.mesh.replicas
         return share.expand(self.mesh.replicas, *whole.shape)
 
     def plus(self, name: str, waiting: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
-        """The sum of two that wait."""
+        """The sum of two gradients in the waiting form."""
         return self.mesh.mark((waiting + more).to(waiting.dtype), self.waiting(name).spec)
 
     def accumulates(self, name: str) -> bool:
-        """Whether the plan has an accumulator for it."""
+        """Whether the plan has an accumulator for this parameter."""
         return self.plan[name].placement(Role.ACCUMULATOR) is not None
 
     def zeros(self, name: str) -> torch.Tensor:
-        """An accumulator of nothing."""
+        """An accumulator of zeros."""
         dtype = dtype_named(self.plan[name].dtype(Role.ACCUMULATOR))
         return stored_zeros(self.mesh, self.plan.at_rest(f"accumulator/{name}"), dtype)
 
     def final(self, name: str, waiting: torch.Tensor | None) -> torch.Tensor:
-        """The gradient as the step needs it, in its stored shape; zeros where none waits.
+        """The final gradient for the step, in its stored shape; zeros if no gradient waits.
 
         A parameter that took no part in the loss has a zero gradient, as under DeepSpeed's ZeRO
         (runtime/zero/stage_1_and_2.py): weight decay and momentum still move it.
@@ -109,17 +112,17 @@ class GradientPath:
         return self._reduced(name, waiting, final)
 
     def whole(self, name: str, waiting: torch.Tensor | None) -> torch.Tensor:
-        """What `final` returns, `[*shape]` on every device."""
+        """The final gradient, gathered to `[*shape]` on every device."""
         layout = self.plan.at_rest(f"gradient/{name}")
         return gather(self.mesh, self.final(name, waiting), layout)
 
     @property
     def unit(self) -> float:
-        """What the sum of a Partial's summands is multiplied by to be the gradient."""
+        """The factor that turns the sum of a partial's summands into the gradient."""
         return self.scaling.before * self.scaling.after
 
     def waiting(self, name: str) -> Layout:
-        """Where a gradient waits for the step."""
+        """The layout in which a gradient waits for the step."""
         role = Role.ACCUMULATOR if self.accumulates(name) else Role.GRADIENT
         return self.plan.at_rest(f"{role}/{name}")
 

@@ -1,4 +1,4 @@
-"""Where gradients wait between the backward pass and the step."""
+"""Keeps gradients between the backward pass and the step."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -18,16 +18,16 @@ class GradientStore:
     """Sums the gradients of micro-batches under the plan's placement.
 
     With one micro-batch per step nothing is stored: the reduced gradient stays a value of the
-    step's graph. With more, each parameter has an accumulator on the devices: a Partial at
-    stages 0 and 1 (nothing moves before the boundary), a shard at stage 2.
+    step's graph. With more, each parameter has an accumulator on the devices: a partial at stages 0
+    and 1 (nothing is communicated before the boundary), a shard from stage 2 on.
 
     Attributes:
         path: the forms in which gradients wait, and their arithmetic.
-        deferring: whether replicas' gradients are kept, unreduced, for the next that is not.
+        deferring: whether replicas' gradients are kept unreduced until a later one is reduced.
 
     Args:
-        state: where the accumulators are kept.
-        loss_scale: the factor that is in every gradient, 1.0 but for fp16.
+        state: the state that holds the accumulators.
+        loss_scale: returns the factor in every gradient, 1.0 except in fp16.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class GradientStore:
         self._pending: dict[str, torch.Tensor] = {}
         self._deferred: dict[str, torch.Tensor] = {}
         self._summed: set[str] = set()
-        # What `read` returned, and its stamp: whoever holds one may write into it.
+        # Tensors that `read` returned, with their stamps: callers may write into them.
         self._handed: dict[str, tuple[torch.Tensor, Any]] = {}
         self.deferring = False
         self.replan(path.plan)
 
     def replan(self, plan: ShardingPlan) -> None:
-        """Has the state follow `plan`: allocates its accumulators, and drops those of before."""
+        """Makes the state follow `plan`: allocates its accumulators, and drops the earlier ones."""
         self.clear()
         self._state.plan = plan
         self.path = dataclasses.replace(self.path, plan=plan)
@@ -69,7 +69,7 @@ class GradientStore:
             self.add_reduced(name, self.path.of_partial(name, self._deferred.pop(name)))
 
     def _defer(self, name: str, partial: torch.Tensor) -> None:
-        # In global space, where it outlives the program that made it.
+        # It is kept in global space, where it outlives the program that made it.
         spec, known = self.path.mesh.batch_spec(partial.dim()), self._deferred.get(name)
         if known is None:
             self._deferred[name] = self.path.mesh.mark(partial, spec)
@@ -78,7 +78,7 @@ class GradientStore:
         self._summed.add(name)
 
     def add_reduced(self, name: str, grad: torch.Tensor) -> None:
-        """Adds a gradient in the form in which it waits for the step."""
+        """Adds a gradient that is already in its waiting form."""
         self._take_back(name)
         self._summed.add(name)
         waiting = self._waiting(name)
@@ -91,31 +91,31 @@ class GradientStore:
 
     @property
     def outlive_programs(self) -> bool:
-        """Whether gradients wait in tensors that go from one program to the next."""
+        """Whether gradients wait in tensors that outlive a program."""
         return bool(self._accumulators or self._deferred)
 
     @property
     def keeps_local(self) -> bool:
-        """Whether the next gradient meets, or becomes, one that is not reduced."""
+        """Whether the next gradient is deferred, or is added to a deferred one."""
         return self.deferring or bool(self._deferred)
 
     def reduce_deferred(self) -> None:
-        """Lets the gradients that were added while `deferring` join the others."""
+        """Reduces the deferred gradients, and adds them to the others."""
         deferred, self._deferred = self._deferred, {}
         for name, partial in deferred.items():
             self.add_reduced(name, self.path.of_partial(name, partial))
 
     def take(self, name: str) -> torch.Tensor:
-        """The summed gradient as the step needs it, see `GradientPath.final`."""
+        """Takes the summed gradient in its final form, see `GradientPath.final`."""
         self._take_back(name)
         waiting = self._waiting(name)
         self._pending.pop(name, None)
         return self.path.final(name, waiting)
 
     def read(self, name: str) -> torch.Tensor | None:
-        """The gradient summed so far, `[*shape]`, whole, without the loss scale; None for none.
+        """The gradient summed so far, `[*shape]`, whole, without the loss scale, or None.
 
-        Returns the same tensor until the gradient changes. What the caller writes into it is
+        It is the same tensor until the gradient changes. Values that the caller writes into it are
         taken over before the gradient is used or added to.
         """
         if name not in self._summed:
@@ -129,7 +129,7 @@ class GradientStore:
         return self._handed[name][0]
 
     def write(self, name: str, whole: torch.Tensor) -> None:
-        """Replaces what was summed by a gradient `[*shape]` without the loss scale."""
+        """Replaces the summed gradient by `whole`, `[*shape]` without the loss scale."""
         self._handed.pop(name, None)
         self._deferred.pop(name, None)
         scale = self._loss_scale()
@@ -137,7 +137,7 @@ class GradientStore:
         self._summed.add(name)
 
     def _sum_of(self, name: str) -> torch.Tensor | None:
-        """What waits and what is deferred, which stays so."""
+        """The sum of the waiting and the deferred gradient; the latter stays deferred."""
         waiting, deferred = self._waiting(name), self._deferred.get(name)
         if deferred is None:
             return waiting
@@ -161,9 +161,9 @@ class GradientStore:
                 self.write(name, whole)
 
     def discard(self, name: str) -> None:
-        """Forgets what was summed for one parameter."""
+        """Forgets the summed gradient of one parameter."""
         if name not in self._summed:
-            return  # zeroing zeros would be operations of the next micro-batch, and a recompile
+            return  # zeroing zeros would add operations to the next micro-batch, and recompile it
         self._summed.discard(name)
         for kept in (self._handed, self._pending, self._deferred):
             kept.pop(name, None)
@@ -171,10 +171,10 @@ class GradientStore:
             self._keep(name, self.path.zeros(name))
 
     def summed(self) -> tuple[str, ...]:
-        """The parameters whose gradients wait, all of them in accumulators.
+        """Names of the parameters whose gradients wait, if all wait in accumulators.
 
         Raises:
-            SpmdZeroUsageError: some wait in the pending program or, unreduced, in a replica.
+            SpmdZeroUsageError: a gradient waits in the pending program, or is deferred.
         """
         for name in list(self._handed):
             self._take_back(name)
@@ -186,7 +186,7 @@ class GradientStore:
         return tuple(name for name in self._accumulators if name in self._summed)
 
     def adopt(self, names: Iterable[str]) -> None:
-        """Takes what now is in the accumulators for the gradients of these parameters."""
+        """Takes the accumulators' present values as the gradients of these parameters."""
         self._forget()
         self._summed.update(names)
 
@@ -197,17 +197,17 @@ class GradientStore:
 
     @property
     def names(self) -> frozenset[str]:
-        """The parameters to which a gradient was added since the last `clear`."""
+        """Names of the parameters to which a gradient was added since the last `clear`."""
         return frozenset(self._summed)
 
     def forget(self, parameters: Iterable[torch.Tensor]) -> None:
-        """`clear`, and what autograd itself still holds of `parameters`."""
+        """Clears the summed gradients, and those that autograd itself holds for `parameters`."""
         for parameter in parameters:
             set_autograd_grad(parameter, None)
         self.clear()
 
     def clear(self) -> None:
-        """Forgets what was summed: pending gradients, and accumulators by zeroing them."""
+        """Forgets all summed gradients: drops pending ones, and sets accumulators to zero."""
         if self._summed:
             self._forget()
             for name in self._accumulators:

@@ -17,20 +17,20 @@ def watched(
     """The record after `loss`, 0-dim: 1 + the first bad step, and whether all were finite.
 
     Args:
-        loss: of a micro-batch.
+        loss: the loss of a micro-batch.
         step: 1 + the step, 0-dim int32.
-        first_bad, finite: the record before.
+        first_bad, finite: the record before `loss`.
     """
     bad = ~torch.isfinite(loss)
     return torch.where(bad & (first_bad == 0), step, first_bad), finite & ~bad
 
 
 class LossHealth:
-    """Remembers on the device at which step a loss was first not finite.
+    """Remembers on the devices the first step with a non-finite loss.
 
     Args:
-        state: where the record is kept.
-        check: read after every step, and raise: `"spmd": {"check_finite": true}`.
+        state: the state that holds the record.
+        check: whether to read after every step, and raise: `"spmd": {"check_finite": true}`.
 
     Attributes:
         check: the argument.
@@ -53,22 +53,24 @@ class LossHealth:
             state.write("loss", loss)
 
     def _forget_bad(self) -> None:
-        # 1 + the first bad step, 0 for none; the step is data, a Python int would recompile.
+        # The record is 1 + the first bad step, 0 for none. It is data, as a Python int would
+        # recompile.
         self._state.upload("first_bad", torch.zeros((), dtype=torch.int32))
 
     def _forget_losses(self) -> None:
-        # It is uploaded: the first micro-batch of a step then has the graph of the others.
+        # The value is uploaded, so that a step's first micro-batch has the same graph as the
+        # others.
         self._state.upload("finite", torch.ones((), dtype=torch.bool))
 
     def finite(self) -> torch.Tensor | None:
-        """Whether all losses since the last step were finite, on the device; None: not asked."""
+        """Whether all losses since the last step were finite, on the device, or None."""
         return self._state["finite"] if self.check else None
 
     def raise_if_asked(self, grad_norm: torch.Tensor | None) -> None:
-        """Reads the losses' health, and at a boundary the gradient norm, if that was asked for.
+        """Reads with `check` the record of losses, and at a boundary the gradient norm.
 
         Raises:
-            NonFiniteError: one of them is not finite; the update was not applied.
+            NonFiniteError: a loss or the norm is not finite; the update was not applied.
         """
         loss = self._state.get("loss")
         if not self.check or loss is None:
@@ -88,7 +90,7 @@ class LossHealth:
             )
 
     def log_if_bad(self) -> None:
-        """Reads the record and names the first step whose loss was not finite, once."""
+        """Reads the record, and logs once the first step whose loss was not finite."""
         step = self._state["first_bad"].item() - 1
         if step >= 0:
             logger.warning(

@@ -1,4 +1,4 @@
-"""The numbers of a step that the host knows, on their way to the devices."""
+"""Collects the host's numbers for a step, which are uploaded to the devices."""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,12 +14,12 @@ from spmdzero.step._schedule_hold import ROWS, ScheduleHold
 def numbers_of_groups(
     keys: Sequence[Sequence[str]], placed: Sequence[torch.Tensor], skipped: torch.Tensor
 ) -> list[dict[str, torch.Tensor]]:
-    """What `group_numbers` says of each group, as 0-dim fp32 tensors; values, nothing is read.
+    """The numbers of each group as 0-dim fp32 tensors on the devices, without a read.
 
     Args:
-        keys: of each rule's `hyper`.
-        placed: what `group_numbers` returned, on the devices.
-        skipped: 0-dim int32, steps skipped so far.
+        keys: names of each group's numbers.
+        placed: the result of `group_numbers`, on the devices.
+        skipped: number of steps skipped so far, 0-dim int32.
     """
     if not placed:
         return [{} for _ in keys]
@@ -36,18 +36,19 @@ def numbers_of_groups(
 def group_numbers(
     rules: Sequence[UpdateRule], groups: list[dict[str, Any]], hold: ScheduleHold | None
 ) -> list[torch.Tensor]:
-    """The numbers of all groups, to be uploaded: once a step, because `hold` takes them down.
+    """The numbers of all groups, for an upload; called once a step, as `hold` records them.
 
-    One upload for all numbers of all groups: as Python floats they would be a transfer each, and
-    0.0 and 1.0 would be constants, which recompiles when a schedule hits them.
+    All numbers of all groups share one upload: as Python floats they would need one transfer each,
+    and 0.0 and 1.0 would be constants, which recompile when a schedule reaches them.
 
     Args:
-        rules: one per param group.
+        rules: one rule per param group.
         groups: the param groups.
-        hold: what holds the schedule back for skipped steps, None if nothing has to.
+        hold: holds the schedule back for skipped steps, or None.
     """
     numbers = [value for hyper in _hypers(rules, groups) for value in hyper.values()]
-    # It is noted even where a rule reads its group itself, which then is ahead by what is unread.
+    # The groups are recorded even if a rule reads its group itself. Such a rule is ahead by the
+    # skipped steps that are not yet read.
     table = hold.table(numbers, groups) if hold is not None else None
     if not numbers:
         return []
@@ -64,12 +65,12 @@ def number_keys(
 
 
 def take_over_numbers(group: dict[str, Any], saved: Mapping[str, Any]) -> None:
-    """Gives a param group the numbers of a saved one, whichever parameters those were of."""
+    """Gives a param group the numbers of a saved group, of any parameters."""
     for key, value in saved.items():
         if key == "params":
             continue
         if isinstance(group.get(key), torch.Tensor):
-            # It stays the tensor that somebody else holds.
+            # The tensor is filled in place, as other code may hold it.
             group[key].fill_(value)
         else:
             group[key] = value
@@ -78,13 +79,13 @@ def take_over_numbers(group: dict[str, Any], saved: Mapping[str, Any]) -> None:
 def numbers_at(
     rules: Sequence[UpdateRule], groups: list[dict[str, Any]], then: list[dict[str, Any]]
 ) -> list[float]:
-    """The numbers of `groups` with the lr and momentum that they had at another position."""
+    """The numbers of `groups` with the lr and momentum of the groups `then`."""
     merged = [group | held for group, held in zip(groups, then, strict=True)]
     return [value for hyper in _hypers(rules, merged) for value in hyper.values()]
 
 
 def fixed_numbers(rules: Sequence[UpdateRule], groups: list[dict[str, Any]]) -> Hashable:
-    """Of groups whose rule reads them itself the values, which are constants of its program."""
+    """The values of groups whose rules read them in Python, which are constants of a program."""
     return tuple(
         (repr({key: value for key, value in group.items() if key != "params"}), rule.attributes())
         for rule, group in _pairs(rules, groups)
@@ -109,7 +110,7 @@ def _pairs(
 
 
 def loss_scale_number(scaler: LossScaler) -> torch.Tensor:
-    """What the loss is multiplied by, 0-dim fp32."""
+    """The factor of the loss, 0-dim fp32."""
     return torch.tensor(scaler.used, dtype=torch.float32)
 
 
@@ -119,5 +120,5 @@ def scale_numbers(scaler: LossScaler) -> torch.Tensor:
 
 
 def step_number(step: int) -> torch.Tensor:
-    """1 + the step, 0-dim int32: 0 stands for none."""
+    """1 + the step, 0-dim int32; 0 means no step."""
     return torch.tensor(step + 1, dtype=torch.int32)

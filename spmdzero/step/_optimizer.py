@@ -34,26 +34,26 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
     """A torch optimizer whose states are shards on the mesh.
 
     `param_groups` work as in torch, so any `torch.optim.lr_scheduler` can drive it; numbers of a
-    group reach the device as data and never recompile. `state[p]` holds the optimizer's slots
-    and, where the parameter is not fp32, its ``"master"``, as global tensors that live sharded.
-    What is cleared of it starts anew with the next step, as torch's does; masters stay.
+    group reach the device as data and never recompile. `state[p]` holds the optimizer's slots and,
+    if the parameter is not fp32, its ``"master"``, as global tensors that live sharded. Cleared
+    states start anew with the next step, as in torch; masters stay.
 
     Args:
-        param_groups: the groups, their parameters on the device; kept, not copied.
-        rules: the update of each group.
+        param_groups: the groups with parameters on the device; they are kept, not copied.
+        rules: the update rule of each group.
         held: the training state, to which it adds masters, slots and counters.
-        precision: in which dtype.
-        gradients: where `step` finds the summed gradients.
-        clip: largest global gradient norm, 0 for none.
-        finite: a 0-dim bool on the device that must hold for the step to apply, None if the
-            caller has no condition of its own.
-        scaler: fp16's loss scale, by which the gradients are too large.
+        precision: the dtypes of states.
+        gradients: holds the summed gradients for `step`.
+        clip: largest global gradient norm, 0 for no clipping.
+        finite: returns a 0-dim bool on the device that must hold for the step to apply, or None for
+            no such condition.
+        scaler: fp16's loss scale, which is a factor of the gradients.
 
     Attributes:
-        reset_at: name of a parameter whose state started anew apart from others' -> the count of
-            updates then.
-        hold: what holds a schedule back for skipped steps, None without a schedule.
-        folds: norm and updates as functions that may be folded.
+        reset_at: name of a parameter whose state alone started anew -> the count of updates at that
+            time.
+        hold: holds a schedule back for skipped steps, None without a schedule.
+        folds: calls the norm and the updates, folded or not.
     """
 
     _planned = False
@@ -70,12 +70,13 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
         finite: Callable[[], torch.Tensor | None],
         scaler: LossScaler | None = None,
     ) -> None:
-        # torch's own part asks for its `state`.
+        # torch's constructor uses `state`.
         self._held, self._slots = held, held.slots
         # DeepSpeed's Muon, the optimizer of two rules, has no defaults either.
         super().__init__(param_groups, dict(rules[0].defaults) if len(set(rules)) == 1 else {})
         self._planned = True
-        # torch copies the dicts; a schedule made on the user's own optimizer must reach ours.
+        # torch copies the dicts, but a schedule bound to the user's optimizer must reach these
+        # groups.
         self.param_groups = param_groups
         for rule, group in zip(rules, param_groups, strict=True):
             for key, value in rule.defaults.items():
@@ -90,7 +91,7 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
         self.folds = Folds()
         self.reset_at: dict[str, int] = {}
         self._masters: dict[torch.Tensor, torch.Tensor] = {}
-        # Their parameters live as long as this optimizer's names of them.
+        # The ids in its keys stay valid, as `held` keeps the parameters alive.
         self._boundaries: dict[Hashable, Boundary] = {}
         self.hold: ScheduleHold | None = None
         for rule, group in zip(rules, param_groups, strict=True):
@@ -98,20 +99,20 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
                 if held.plan[held.names[parameter]].trainable:
                     self._allocate(parameter, rule, group)
 
-        # Plain SGD keeps nothing.
+        # Plain SGD keeps no state.
         self._stateful = {p for p, state in self.state.items() if state}
 
     @property
     def grad_norm(self) -> torch.Tensor | None:
-        """The global gradient norm of the latest step, 0-dim fp32 on the device; None before one.
+        """The global gradient norm of the latest step, 0-dim fp32 on the device, or None.
 
-        Unscaled and before clipping; infinity where it was not finite.
+        It is unscaled and before clipping, and infinity if it was not finite.
         """
         return self._held.get("norm")
 
     @property
     def skipped_steps(self) -> int:
-        """Steps that left the weights alone, for a norm that was not finite; reads one scalar."""
+        """Number of steps that a non-finite norm kept from the weights; reads one scalar."""
         skipped = int(self._held["counter/skipped"].item())
         if self.hold is not None:
             self.hold.settle(skipped)
@@ -119,23 +120,23 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
 
     @property
     def gradients_wait(self) -> bool:
-        """Whether a backward pass has left gradients that no step has used."""
+        """Whether there are gradients that no step has used yet."""
         return self._gradients.waiting or any(
             autograd_grad(parameter) is not None for parameter in self._held.names
         )
 
     def forget_skip(self) -> None:
-        """Doesn't count the latest skipped step: it raised, and will be done again."""
+        """Takes the latest skipped step from the count: it raised, and will be repeated."""
         self._held.write("counter/skipped", self._held["counter/skipped"] - 1)
 
     @property
     def can_skip(self) -> bool:
-        """Whether a gradient norm that is not finite keeps a step from the weights."""
+        """Whether a non-finite gradient norm keeps a step from the weights."""
         return self._precision.skip_nonfinite
 
     @property
     def overflow(self) -> bool:
-        """Whether the latest step was skipped for a norm that was not finite; reads one scalar."""
+        """Whether a non-finite norm skipped the latest step; reads one scalar."""
         norm = self.grad_norm
         return self.can_skip and norm is not None and norm.item() == math.inf
 
@@ -144,9 +145,9 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
 
     @property
     def state(self) -> defaultdict[torch.Tensor, Any]:  # type: ignore[override]
-        """Parameter -> its states by slot: one dict as long as the optimizer lives.
+        """Parameter -> its states by slot: the same dict for the optimizer's whole life.
 
-        What is assigned to it is put into that dict, by which a captured step finds its tensors.
+        An assigned dict is copied into that dict, in which a captured step finds its tensors.
         """
         return self._slots
 
@@ -157,16 +158,16 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
             self._slots.update(value)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # A copy or a pickle belongs to no training, and has its states alone.
+        # A copy or a pickle belongs to no training, and has only its states.
         rest = dict(state)
         self._slots = rest.pop("state")
         super().__setstate__(rest)
 
     @torch.no_grad()
     def renew(self) -> None:
-        """Makes the states that were cleared, or deleted, as they are at the start.
+        """Makes cleared or deleted states again, as at the start.
 
-        The count of updates starts anew too, of one parameter or of all.
+        The count of updates starts anew too, for one parameter or for all.
         """
         missing = {parameter for parameter in self._stateful if not self.state.get(parameter)}
         if not missing:
@@ -184,10 +185,10 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
                         self.reset_at[self._held.names[parameter]] = now
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group while the optimizer is made.
+        """Adds a group while the optimizer is constructed.
 
         Raises:
-            SpmdZeroUsageError: afterwards, when the plan has placed all states.
+            SpmdZeroUsageError: after the construction, when the plan has placed all states.
         """
         if self._planned:
             raise SpmdZeroUsageError(
@@ -200,22 +201,22 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
     def state_dict(self) -> dict[str, Any]:
         """The states in torch's form, whole and on the CPU, whatever the mesh.
 
-        As torch's, with the fp32 ``"master"`` of a 16-bit parameter among its states, the count
-        of updates as each one's ``"step"``, and fp16's scale as ``"loss_scaler"``. On several
-        hosts all call it: each gets all of every tensor. Hooks of torch's run before and after.
+        It is like torch's, with the fp32 ``"master"`` of a 16-bit parameter among its states, the
+        count of updates as each parameter's ``"step"``, and fp16's scale as ``"loss_scaler"``. All
+        of several hosts call it, and each gets whole tensors. Torch's hooks run before and after.
         """
         return saved_between_hooks(self, lambda: self._whole_states().taken())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
-        """Takes over what `state_dict` returned, of this engine or of any mesh, or torch's own.
+        """Loads a result of `state_dict`, of this engine or of any mesh, or a state dict of torch.
 
         Each device gets its part, in the dtype that it keeps. A parameter without a saved state
-        starts anew; one without a saved master keeps the one that it has. The numbers of the
-        param groups are the saved ones, as in torch. Everything is checked before it changes.
-        Hooks of torch's run before and after.
+        starts anew; a parameter without a saved master keeps its master. The numbers of the param
+        groups are the saved ones, as in torch. Everything is checked before anything changes.
+        Torch's hooks run before and after.
 
         Raises:
-            SpmdZeroUsageError: it is of other param groups or of another optimizer.
+            SpmdZeroUsageError: the state dict has different param groups or a different optimizer.
         """
         loaded_between_hooks(self, state_dict, lambda given: self._whole_states().take_over(given))
 
@@ -234,7 +235,7 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
         tensor = plan[name]
         state = self.state[parameter]
         if tensor.placement(Role.MASTER) is not None:
-            # It has digits that the parameter has not, and is no state in torch.
+            # A master has more digits than the parameter, and is no state in torch, so it stays.
             if parameter not in self._masters:
                 layout = plan.at_rest(f"{Role.MASTER}/{name}")
                 self._masters[parameter] = resting(mesh, self._master_of(parameter), layout)
@@ -250,7 +251,7 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Norm, clip, update and gather, as one pending program; moves nothing to the host."""
+        """Runs norm, clipping, update and gather as one pending program; reads nothing."""
         refuse_closure(closure)
         self.renew()
         self._gradients.reduce_deferred()
@@ -263,12 +264,12 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
             call=self.folds,
         )
         for name, value in new.items():
-            # An unmarked parameter drifts to the sharding of its update: to ZeRO-3.
+            # An unmarked parameter would drift to the sharding of its update: to ZeRO-3.
             self._held.write(name, value, known=own.get(name))
         self._gradients.clear()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """What a step reads and writes, by name: parameters and states."""
+        """Name -> tensor of the parameters and states that a step reads and writes."""
         held = self._held
         trained = [(held.names[p], p) for p in self._trainable()]
         parameters = {f"parameter/{name}": parameter for name, parameter in trained}
@@ -281,12 +282,12 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
         return parameters | states | {name: held[name] for name in counters}
 
     def host_numbers(self) -> list[torch.Tensor]:
-        """What `Boundary` takes as numbers, on the CPU; once a step, see `group_numbers`."""
+        """The numbers for `Boundary`, on the CPU; called once a step, see `group_numbers`."""
         numbers = group_numbers(self._rules, self.param_groups, self.hold)
         return numbers if self.scaler is None else [*numbers, scale_numbers(self.scaler)]
 
     def boundary(self) -> Boundary:
-        """The step as a function, for the groups and states as they are."""
+        """The step as a function, for the present groups and states."""
         trained = set(self._trainable())
         groups = [[p for p in group["params"] if p in trained] for group in self.param_groups]
         shapes = tuple(tuple((id(p), *self.state[p]) for p in group) for group in groups)
@@ -306,7 +307,7 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
         return self._boundaries[key]
 
     def _master_of(self, parameter: nn.Parameter) -> torch.Tensor:
-        """A master with the parameter's own digits."""
+        """A new master with the parameter's values."""
         held, name = self._held, self._held.names[parameter]
         now, to = (held.plan.at_rest(f"{role}/{name}") for role in (Role.PARAMETER, Role.MASTER))
         return relaid(held.mesh, parameter.detach().float(), now=now, to=to)
@@ -325,11 +326,11 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
 
     @torch.no_grad()
     def refresh_masters(self, written: Collection[torch.Tensor] | None = None) -> None:
-        """Takes over parameters that were written from outside, as `load_state_dict` does.
+        """Sets the masters to parameters that were written from outside, as by `load_state_dict`.
 
         Args:
-            written: those parameters, None for all. The masters of others keep the digits that
-                a bf16 or fp16 parameter has not.
+            written: the written parameters, None for all. Masters of other parameters keep the
+                digits that a bf16 or fp16 parameter doesn't have.
         """
         held = self._held
         for parameter in self._trainable():
@@ -342,7 +343,7 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
 
     @torch.no_grad()
     def follow_writes(self, written: Collection[str]) -> None:
-        """Has the masters of parameters that a forward wrote follow, see `master_of_written`."""
+        """Updates the masters of parameters that a forward wrote, see `master_of_written`."""
         for parameter in self._trainable():
             held, name = self._held, self._held.names[parameter]
             master = self.state[parameter].get("master")
@@ -352,7 +353,7 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
                 held.write(f"master/{name}", new, known=master)
 
     def refresh_fp32_params(self) -> None:
-        """Makes the masters those of the parameters as they are: after writing into these."""
+        """Sets all masters to the parameters' present values, after a write into parameters."""
         self.refresh_masters()
 
     @property
@@ -362,7 +363,7 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
 
     @property
     def _global_grad_norm(self) -> float:
-        # DeepSpeed's, 0.0 before the first step; reads one scalar.
+        # As in DeepSpeed, 0.0 before the first step; reads one scalar.
         return 0.0 if self.grad_norm is None else self.grad_norm.item()
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""A step as pure functions of named tensors: its micro-batches, and its end."""
+"""A step as pure functions of named tensors."""
 
 import contextlib
 import dataclasses
@@ -19,21 +19,21 @@ Named = Mapping[str, torch.Tensor]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class StepProgram:
-    """Every micro-batch of a kind; nothing is written.
+    """The program of every micro-batch of a kind, as a function that writes nothing.
 
-    State goes by names: ``"parameter/<name>"``, ``"buffer/<name>"``, ``"accumulator/<name>"``,
-    ``"agreement/<label>"``, what `Boundary` takes, ``"total"`` (the mean of the step's losses so
+    The state has names: ``"parameter/<name>"``, ``"buffer/<name>"``, ``"accumulator/<name>"``,
+    ``"agreement/<label>"``, the names for `Boundary`, ``"total"`` (the mean of the step's losses so
     far), ``"first_bad"`` and ``"finite"`` (see `watched`).
 
     Attributes:
         mesh: the devices.
         in_region: whether gradients arrive in replica space.
         loss_of: finds the loss in the module's output.
-        path: on which gradients go.
-        boundary: ends the step; None where the micro-batch doesn't.
-        accumulation: micro-batches in the step, whose mean counts.
+        path: the path of gradients to the boundary.
+        boundary: ends the step; None if the micro-batch doesn't end it.
+        accumulation: number of micro-batches in the step, over which gradients are averaged.
         scaled: whether there is a loss scale (fp16).
-        checks: whether a loss that is not finite keeps the step from applying.
+        checks: whether a non-finite loss keeps the step from applying.
     """
 
     mesh: Mesh
@@ -53,13 +53,13 @@ class StepProgram:
         run: Callable[..., Passage],
         backward: Callable[[Named], contextlib.AbstractContextManager[None]],
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The loss, and what the micro-batch changes of the state.
+        """The loss, and the tensors of the state that the micro-batch changes.
 
         Args:
-            state: as it is.
-            numbers: what the host uploads: the step, the loss scale, what `Boundary` takes.
-            run: the forward; its argument `sink` is that of `Tracing`.
-            backward: takes the `state` of what `run` returned; around its backward.
+            state: the present state.
+            numbers: the host's uploads: the step, the loss scale, the numbers for `Boundary`.
+            run: runs the forward; its argument `sink` is that of `Tracing`.
+            backward: takes the `state` of the passage that `run` returned; surrounds its backward.
         """
         step, *numbers = numbers
         loss_scale = numbers.pop(0) if self.scaled else None
@@ -97,7 +97,7 @@ class StepProgram:
         return loss, new | {name: self.path.zeros(_after(name)) for name in accumulators}
 
     def _written(self, state: Named, values: Named) -> Named:
-        """What the forward wrote of the state, and the masters that follow it."""
+        """The state that the forward wrote, and the masters of written parameters."""
         found: dict[str, torch.Tensor] = {}
         for name, value in values.items():
             parameter, master = f"parameter/{name}", state.get(f"master/{name}")
@@ -113,7 +113,7 @@ class StepProgram:
         backward: Callable[[Named], contextlib.AbstractContextManager[None]],
         loss_scale: torch.Tensor | None,
     ) -> tuple[torch.Tensor, Named, Passage]:
-        """The loss without a gradient, and gradients in the form in which they wait."""
+        """The loss without a gradient, the gradients in their waiting form, and the passage."""
         found: dict[str, torch.Tensor] = {}
         arriving = self.path.of_replica if self.in_region else self.path.of_batch
 
@@ -122,12 +122,13 @@ class StepProgram:
                 grad = arriving(name, grad)
                 found[name] = self.path.plus(name, found[name], grad) if name in found else grad
 
-        # It runs in this thread: autograd's own would let go of values after the program was cut.
+        # The backward runs in this thread: autograd's threads would free values after the program
+        # was cut.
         with torch.autograd.set_multithreading_enabled(False):
             passage = run(sink=sink)
             loss = self.loss_of(passage.output)
             averaged = loss / self.accumulation
-            # The scale is data: a Python number would be another program at each change of it.
+            # The scale is data: a Python number would need a new program after each change.
             scaled = averaged if loss_scale is None else averaged * loss_scale
             with backward(passage.state):
                 arrays.backward(scaled)

@@ -8,11 +8,11 @@ import torch
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossScales:
-    """The loss scale of one step on the devices, as data: a Python number would be a program.
+    """The loss scale of one step on the devices, as data, so that a change needs no new program.
 
     Attributes:
-        now: 0-dim fp32, by which this step's gradients are too large.
-        if_applied: 0-dim fp32, the scale after the step if that is not skipped.
+        now: the factor in this step's gradients, 0-dim fp32.
+        if_applied: the scale after the step if the step is not skipped, 0-dim fp32.
     """
 
     now: torch.Tensor
@@ -22,15 +22,15 @@ class LossScales:
 def unscale(
     scaled: torch.Tensor, *, clip: float, scales: LossScales | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The global norm without the loss scale, and what gradients are to be multiplied by.
+    """The global norm without the loss scale, and the factor for gradients, or None.
 
-    DeepSpeed's formulas (runtime/zero/stage_1_and_2.py, `step` and `unscale_and_clip_grads`): the
-    norm is infinity when it is not finite, NaN included.
+    The formulas are DeepSpeed's (runtime/zero/stage_1_and_2.py, `step` and
+    `unscale_and_clip_grads`): the norm is infinity if it is not finite, including NaN.
 
     Args:
-        scaled: the norm of the gradients as they are, 0-dim fp32.
-        clip: the largest norm, 0 for any.
-        scales: fp16's, None otherwise.
+        scaled: the norm of the scaled gradients, 0-dim fp32.
+        clip: the largest norm, 0 for no clipping.
+        scales: fp16's loss scales, None otherwise.
     """
     norm = torch.where(torch.isfinite(scaled), scaled, torch.full_like(scaled, math.inf))
     if scales is None:
@@ -42,9 +42,8 @@ def unscale(
 
 
 def _clip_coefficient(norm: torch.Tensor, max_norm: float) -> torch.Tensor:
-    """0-dim fp32: ``1 / max(1, (norm + 1e-6) / max_norm)``, DeepSpeed's formula.
+    """DeepSpeed's clip factor, 0-dim fp32: ``1 / max(1, (norm + 1e-6) / max_norm)``.
 
-    A `norm` that is not a number gives a coefficient that is none, so that NaN gradients stay
-    visible.
+    A NaN `norm` gives a NaN factor, so that NaN gradients stay visible.
     """
     return 1.0 / torch.clamp((norm + 1e-6) * (1.0 / max_norm), min=1.0)

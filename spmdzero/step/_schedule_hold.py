@@ -1,4 +1,4 @@
-"""Holding a learning-rate schedule back for skipped steps that nobody has read from the devices."""
+"""Holds a learning-rate schedule back for skipped steps that the host has not read yet."""
 
 import dataclasses
 from collections import deque
@@ -12,13 +12,13 @@ ROWS = 8
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeldPosition:
-    """Where a schedule stands after a step, whatever is read of skipped steps later.
+    """The position of a schedule after a step, before skipped steps are read.
 
     Attributes:
-        groups: lr and momentum of the param groups there.
-        passed: those at the positions passed, the latest first.
-        moved: whether it stands at a position of which no step had the numbers yet.
-        held: steps for which the host's schedule stood still.
+        groups: lr and momentum of the param groups at this position.
+        passed: lr and momentum at the passed positions, the latest first.
+        moved: whether no step has used the numbers of this position yet.
+        held: number of steps for which the host's schedule stood still.
     """
 
     groups: Sequence[dict[str, Any]]
@@ -27,7 +27,7 @@ class HeldPosition:
     held: int
 
     def groups_after(self, skipped: int) -> Sequence[dict[str, Any]]:
-        """The param groups as the next step sees them, if so many steps were skipped so far."""
+        """The param groups that the next step uses, if `skipped` steps were skipped so far."""
         debt = skipped - self.held
         if not debt or not self.passed:
             return self.groups
@@ -37,21 +37,20 @@ class HeldPosition:
 class ScheduleHold:
     """The numbers of the schedule's last positions, for the devices to choose from.
 
-    A skipped step must not move the schedule on (DeepSpeed, runtime/engine.py,
-    `_take_model_step`), but whether a step was skipped is known on the devices only, and reading
-    it would stall every step. So the host moves on, each step uploads the numbers of the last
-    `ROWS` positions, and the devices take the row that is as far back as there are skipped steps
-    which the schedule was not held back for yet. When somebody reads the count of skipped steps,
-    the host makes up for them by standing still.
+    A skipped step must not move the schedule on (DeepSpeed, runtime/engine.py, `_take_model_step`),
+    but only the devices know whether a step was skipped, and a read would stall every step. So the
+    host moves the schedule on, each step uploads the numbers of the last `ROWS` positions, and the
+    devices go back by one row for each skipped step for which the schedule was not held back yet.
+    When the count of skipped steps is read, the host holds the schedule still for that number of
+    steps.
 
-    More than `ROWS - 1` skipped steps that nobody looks at leave the schedule that much ahead.
-
-    fp16 reads at each step whether it was skipped, and owes nothing; but the checkpoint of a run
-    that does owe steps may be loaded into it, so every schedule has one of these.
+    More than `ROWS - 1` unread skipped steps leave the schedule ahead by the excess. fp16 reads at
+    each step whether it was skipped, and owes no steps; but the checkpoint of a run that owes steps
+    may be loaded into it, so every schedule has a hold.
 
     Attributes:
-        held: steps for which the host's schedule stood still.
-        stands: whether it did so for the latest step.
+        held: number of steps for which the host's schedule stood still.
+        stands: whether the schedule stood still for the latest step.
     """
 
     def __init__(self) -> None:
@@ -63,10 +62,10 @@ class ScheduleHold:
         self.stands = False
 
     def table(self, numbers: list[float], groups: list[dict[str, Any]]) -> torch.Tensor:
-        """`[ROWS, len(numbers)]` fp32: the current numbers first, then those of positions before.
+        """`[ROWS, len(numbers)]` fp32: the current numbers, then those of the positions before.
 
         Args:
-            numbers: what the update needs of all param groups, at the current position.
+            numbers: the numbers of all param groups for the update, at the current position.
             groups: the param groups, whose lr and momentum `positions` returns later.
         """
         if not self._moved:
@@ -79,7 +78,7 @@ class ScheduleHold:
         return torch.tensor(rows + [rows[-1]] * (ROWS - len(rows)), dtype=torch.float32)
 
     def advance(self) -> bool:
-        """Ends a step; returns whether the schedule is to be moved on, or owes a step."""
+        """Ends a step; returns whether the schedule moves on, as it owes no step."""
         self.stands = self._debt > 0
         if self.stands:
             self._debt -= 1
@@ -89,16 +88,16 @@ class ScheduleHold:
         return not self.stands
 
     def stand_still(self) -> None:
-        """Ends a step of which the host knows that it was skipped, without moving the schedule."""
+        """Ends a step that the host knows was skipped, without moving the schedule."""
         self.stands = True
         self.held += 1
 
     def settle(self, skipped: int) -> None:
-        """Takes note of the count of skipped steps, as read from the devices."""
+        """Takes note of the count of skipped steps that was read from the devices."""
         self._debt = skipped - self.held
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` continues from."""
+        """The state from which `load_state_dict` continues."""
         return {
             "numbers": [list(row) for row in self._numbers],
             "groups": [[dict(group) for group in row] for row in self._groups],
@@ -109,26 +108,26 @@ class ScheduleHold:
 
     @property
     def owed(self) -> int:
-        """Steps by which the schedule is ahead, as far as `settle` was told."""
+        """Number of steps by which the schedule is ahead, according to the latest `settle`."""
         return self._debt
 
     def owe(self, steps: int, *, skipped: int) -> None:
-        """Leaves the schedule where it is, `steps` ahead of a run that has skipped `skipped`."""
+        """Notes that the schedule is `steps` ahead of a run that has skipped `skipped` steps."""
         self.held, self._debt = skipped - steps, steps
 
     @property
     def positions(self) -> Sequence[list[dict[str, Any]]]:
-        """The lr and momentum of the param groups at the positions passed, the latest first."""
+        """The lr and momentum of the param groups at the passed positions, the latest first."""
         return self._groups
 
     def forget(self) -> None:
-        """Drops the positions passed: they are those of another schedule or optimizer."""
+        """Drops the passed positions, which belong to a different schedule or optimizer."""
         self._numbers.clear()
         self._groups.clear()
         self._moved = True
 
     def renumber(self, numbers: Callable[[list[dict[str, Any]]], list[float]]) -> None:
-        """Computes the numbers of the positions passed anew, from the lr and momentum there."""
+        """Computes the numbers of the passed positions again, from their lr and momentum."""
         self._numbers = deque((numbers(groups) for groups in self._groups), maxlen=ROWS)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -138,14 +137,14 @@ class ScheduleHold:
         self._moved, self._debt, self.held = state["moved"], state["debt"], state["held"]
 
     def groups_now(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The param groups as the next step will see them, the owed steps taken back."""
+        """The param groups that the next step will use, with the owed steps taken back."""
         back = self._debt - (1 if self._moved else 0)
         if not self._debt or not self._groups:
             return groups
         return self._groups[min(back, len(self._groups) - 1)]
 
     def position(self, groups: list[dict[str, Any]]) -> HeldPosition:
-        """Where the schedule stands now, for whoever reads later which steps were skipped."""
+        """The present position of the schedule, for a later read of skipped steps."""
         return HeldPosition(
             groups=[_schedulable(group) for group in groups],
             passed=tuple(self._groups),
@@ -157,6 +156,6 @@ class ScheduleHold:
 def _schedulable(group: dict[str, Any]) -> dict[str, Any]:
     numbers = {key: group[key] for key in ("lr", "betas", "momentum", "use_muon") if key in group}
     if isinstance(numbers.get("lr"), torch.Tensor):
-        # A schedule fills it in place.
+        # A schedule fills the tensor in place.
         numbers["lr"] = float(numbers["lr"])
     return numbers

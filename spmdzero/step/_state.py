@@ -1,4 +1,4 @@
-"""The training state: each tensor that outlives a micro-batch, by name, read and written here."""
+"""The training state: reads and writes each tensor that outlives a micro-batch, by name."""
 
 import dataclasses
 from collections import defaultdict
@@ -12,7 +12,7 @@ from spmdzero.backend import Mesh, PartitionSpec, arrays
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import ShardingPlan
 
-# A step puts a new tensor in the place of these, and writes into all others.
+# Names of tensors that a step replaces by new tensors; it writes into all others.
 _REPLACED = frozenset({"norm", "finite", "loss", "total"})
 _NUMBERS = _REPLACED | {"counter/applied", "counter/skipped", "first_bad"}
 
@@ -22,9 +22,9 @@ class Place:
     """The place where one tensor of the state is kept.
 
     Attributes:
-        name: such as ``"exp_avg/body.weight"``.
+        name: a name such as ``"exp_avg/body.weight"``.
         registry, key: ``registry[key]`` is the tensor.
-        spec: its sharding between steps, the plan's.
+        spec: the tensor's sharding between steps, by the plan.
         replaced: whether a step puts a new tensor there, instead of a new value into the old one.
     """
 
@@ -41,34 +41,24 @@ class Place:
 
 
 class State(Mapping[str, torch.Tensor]):
-    """Name -> tensor of all that a training is: every device holds the part that the plan says.
+    """Name -> tensor of the training state; each device holds the part that the plan gives it.
 
-    ================================================ ============================================
-    name                                             the registry, and the part that fills it
-    ================================================ ============================================
-    ``parameter/<name>``, ``buffer/<name>``          the module's own
-    ``accumulator/<name>``                           `accumulators`, the `GradientStore`
-    ``<slot>/<name>``, such as ``exp_avg/<name>``    `slots`, the `ZeroOptimizer`
-    ``counter/applied``, ``counter/skipped``,        `numbers`, the `ZeroOptimizer`
-    ``norm``
-    ``first_bad``, ``finite``, ``loss``              `numbers`, the `LossHealth`
-    ``total``                                        `numbers`, `train_batch`
-    ``agreement/<label>``                            `flags`, the replica region
-    ================================================ ============================================
+    docs/design.md has a table of the names, of the registries that keep the tensors, and of the
+    parts that fill them.
 
     A tensor that is kept twice, such as a tied weight, has its first name only.
 
     Args:
-        module: its parameters are on the devices.
+        module: a module with parameters on the devices.
         plan, mesh: where each tensor lives.
 
     Attributes:
-        parameters: those that were planned, by name. The module's registries may hold others by
+        parameters: name -> planned parameter. The module's registries may hold other parameters by
             now.
-        names: the planned parameters' names.
+        names: planned parameter -> its name.
         slots: parameter -> its states by slot.
         accumulators: parameter name -> the gradients summed so far.
-        numbers: 0-dim tensors by their whole name.
+        numbers: whole name -> 0-dim tensor.
         flags: label -> whether replicas differed.
     """
 
@@ -82,10 +72,10 @@ class State(Mapping[str, torch.Tensor]):
         self.flags: dict[str, torch.Tensor] = {}
 
     def place(self, name: str) -> Place:
-        """Where the tensor of that name is kept, or would be.
+        """The place of the tensor named `name`, even if there is no tensor yet.
 
         Raises:
-            KeyError: there is no such parameter or part of the module.
+            KeyError: there is no such parameter or submodule.
         """
         role, _, own = name.partition("/")
         if name in _NUMBERS:
@@ -109,7 +99,7 @@ class State(Mapping[str, torch.Tensor]):
         return Place(name=name, registry=registry, key=key, spec=spec, replaced=replaced)
 
     def places(self) -> Iterator[Place]:
-        """Of each tensor that there is; parameters and buffers as the module has them now."""
+        """Yields the place of each existing tensor, with the module's present parameters."""
         for role in ("parameter", "buffer"):
             yield from self._modules_own(role)
         for name in self.accumulators:
@@ -146,22 +136,25 @@ class State(Mapping[str, torch.Tensor]):
         return sum(1 for _ in self.places())
 
     def write(self, name: str, value: torch.Tensor, *, known: torch.Tensor | None = None) -> None:
-        """Has the tensor of that name be `value`, annotated as the plan says.
+        """Sets the tensor named `name` to `value`, annotated by the plan.
 
         Args:
-            known: the tensor that is there, where the caller has it at hand.
+            name: the tensor's name.
+            value: the new value.
+            known: the present tensor, if the caller has it.
+
+        Raises:
+            KeyError: no tensor has that name, and a step replaces none of that name.
         """
-        if known is not None:
-            self.mesh.commit(known, value, self.plan.at_rest(name).spec)
-            return
-        place = self.place(name)
-        if place.replaced or place.tensor is None:
+        place = self.place(name) if known is None else None
+        if place is not None and place.replaced:
             place.registry[place.key] = self.mesh.mark(value, place.spec)
-        else:
-            self.mesh.commit(place.tensor, value, place.spec)
+            return
+        old = self[name] if known is None else known
+        self.mesh.commit(old, value, self.plan.at_rest(name).spec)
 
     def upload(self, name: str, number: torch.Tensor) -> None:
-        """Puts a number of the host, 0-dim, in the place of what has that name."""
+        """Uploads a 0-dim number of the host as the tensor named `name`."""
         place = self.place(name)
         place.registry[place.key] = self.mesh.place(number)
 
@@ -169,7 +162,7 @@ class State(Mapping[str, torch.Tensor]):
         """The parameters of these param groups that the plan trains.
 
         Raises:
-            SpmdZeroUsageError: one of them was not planned.
+            SpmdZeroUsageError: a parameter was not planned.
         """
         members = [parameter for group in groups for parameter in group["params"]]
         for parameter in members:
@@ -179,7 +172,7 @@ class State(Mapping[str, torch.Tensor]):
                     "initialize was not given: its states have no place in the sharding plan. Pass "
                     "all parameters as model_parameters"
                 )
-        # The plan's word, not requires_grad, which may change after states were allocated.
+        # The plan decides, not requires_grad, which may change after states were allocated.
         return [p for p in members if self.plan[self.names[p]].trainable]
 
     def own_numbers(self) -> None:

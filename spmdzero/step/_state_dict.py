@@ -1,4 +1,4 @@
-"""An optimizer's states in torch's form: whole tensors of the host, by parameter number."""
+"""An optimizer's states in torch's form: whole tensors on the host, by parameter number."""
 
 import dataclasses
 import math
@@ -17,21 +17,21 @@ from spmdzero.step._numbers import take_over_numbers
 from spmdzero.step._state import State
 
 _STEP, _SCALER = "step", "loss_scaler"
-"""The count of updates in each parameter's state, as torch has it; fp16's scale beside `state`."""
+"""Key of the count of updates in a parameter's state, as in torch; key of fp16's scale."""
 
 _Saved = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WholeStates:
-    """An optimizer's state dict, made of its parts: whole tensors on the host.
+    """An optimizer's state dict, with whole tensors on the host.
 
-    It is read and written as a checkpoint is: torch's own would round masters and moments to the
-    parameter's dtype, give each device all of them, and forget the count of updates.
+    It is read and written as in a checkpoint: torch's own code would round masters and moments to
+    the parameter's dtype, give each device whole tensors, and forget the count of updates.
 
     Attributes:
         held: the training state.
-        groups, rules: the param groups, and the update of each.
+        groups, rules: the param groups, and the update rule of each.
         reset_at: name of a parameter -> the count of updates when its state started anew.
         scaler: fp16's loss scale.
     """
@@ -44,7 +44,7 @@ class WholeStates:
 
     @torch.no_grad()
     def taken(self) -> dict[str, Any]:
-        """The state dict of now, see `ZeroOptimizer.state_dict`."""
+        """The present state dict, see `ZeroOptimizer.state_dict`."""
         held, names = self.held, self.held.names
         members = [p for group in self.groups for p in group["params"]]
         number_of = {parameter: number for number, parameter in enumerate(members)}
@@ -67,10 +67,10 @@ class WholeStates:
 
     @torch.no_grad()
     def take_over(self, saved: Mapping[str, Any]) -> None:
-        """Makes everything what a state dict says, see `ZeroOptimizer.load_state_dict`.
+        """Loads a state dict, see `ZeroOptimizer.load_state_dict`.
 
         Raises:
-            SpmdZeroUsageError: it is of other param groups or of another optimizer.
+            SpmdZeroUsageError: the state dict has different param groups or a different optimizer.
         """
         held, names = self.held, self.held.names
         ordered = [[names[p] for p in group["params"]] for group in self.groups]
@@ -82,13 +82,13 @@ class WholeStates:
         if counts:
             count = max(counts.values())
         else:
-            # torch's SGD doesn't count; the first update is another one than those that follow.
+            # torch's SGD doesn't count, and the first update differs from later ones.
             count = max(1, int(applied.item())) if any(states.values()) else 0
         for name, state in states.items():
             parameter = members[name]
             shapes = {slot: self._own_shape(parameter, slot) for slot in held.slots[parameter]}
             _require_fits(name, state, shapes, beside=("master", _STEP))
-        # Where a tensor's parts are is known once it is there.
+        # The places of a tensor's parts are known only after it is computed.
         runtime.sync()
         runtime.wait()
         for rule, group in zip(self.rules, self.groups, strict=True):
@@ -120,7 +120,7 @@ class WholeStates:
 
 
 def _on_host(stored: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """What the devices hold in parts, padded perhaps: `[*shape]` on the CPU."""
+    """The whole tensor `[*shape]` on the CPU, read from the devices' parts without padding."""
     whole = arrays.read(stored.detach())
     if tuple(whole.shape) == shape:
         return whole.clone()
@@ -128,7 +128,7 @@ def _on_host(stored: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def _device_parts(stored: torch.Tensor, whole: torch.Tensor) -> list[torch.Tensor]:
-    """Of a value of the host what each local device is to hold, in the form of `stored`."""
+    """The parts of a host's value for each local device, in the form of `stored`."""
     whole = whole.detach().cpu().to(stored.dtype)
     if whole.shape != stored.shape:
         whole = F.pad(whole.reshape(-1), (0, stored.numel() - whole.numel()))
@@ -138,15 +138,15 @@ def _device_parts(stored: torch.Tensor, whole: torch.Tensor) -> list[torch.Tenso
 def _states_by_name(
     saved: object, names: Sequence[Sequence[str]]
 ) -> tuple[dict[str, _Saved], list[_Saved]]:
-    """The states by parameter name, and the param groups, of what `state_dict` returned.
+    """The states by parameter name, and the param groups, of a state dict.
 
     Args:
         saved: the state dict.
-        names: of the parameters in each of the optimizer's param groups, which have the order of
-            the saved numbers, as in torch.
+        names: names of the parameters in each of the optimizer's param groups, in the order of the
+            saved numbers, as in torch.
 
     Raises:
-        SpmdZeroUsageError: it is no state dict, or of other param groups.
+        SpmdZeroUsageError: `saved` is no state dict, or has different param groups.
     """
     if not isinstance(saved, Mapping) or not {"state", "param_groups"} <= saved.keys():
         raise SpmdZeroUsageError(
@@ -171,16 +171,16 @@ def _states_by_name(
 def _require_fits(
     name: str, state: _Saved, slots: Mapping[str, tuple[int, ...]], *, beside: Sequence[str]
 ) -> None:
-    """Returns if a parameter's saved state has the slots, in the shapes, that the optimizer keeps.
+    """Returns if a parameter's saved state has the optimizer's slots, with the same shapes.
 
     Args:
-        name: the parameter's.
-        state: its saved state.
+        name: the parameter's name.
+        state: the parameter's saved state.
         slots: slot -> shape.
-        beside: what the state may have besides, or may lack.
+        beside: keys that the state may have or lack.
 
     Raises:
-        SpmdZeroUsageError: another optimizer's.
+        SpmdZeroUsageError: the state is that of a different optimizer.
     """
     there, here = (sorted(slots - set(beside)) for slots in (state.keys(), slots.keys()))
     if there != here:

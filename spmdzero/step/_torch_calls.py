@@ -1,4 +1,4 @@
-"""What torch's Optimizer has around its calls, where these are other than torch's."""
+"""Runs the hooks of torch's Optimizer around calls that replace torch's own."""
 
 import copy
 from collections.abc import Callable
@@ -12,7 +12,7 @@ Saved = TypeVar("Saved")
 
 
 def saved_between_hooks(optimizer: torch.optim.Optimizer, save: Callable[[], Any]) -> Any:
-    """What `save` returns, or what a hook of `state_dict` makes of it."""
+    """The result of `save`, after the hooks of `state_dict`, which may replace it."""
     for before in optimizer._optimizer_state_dict_pre_hooks.values():
         before(optimizer)
     saved = save()
@@ -25,7 +25,7 @@ def saved_between_hooks(optimizer: torch.optim.Optimizer, save: Callable[[], Any
 def loaded_between_hooks(
     optimizer: torch.optim.Optimizer, given: Saved, load: Callable[[Saved], None]
 ) -> None:
-    """Calls `load` with `given`, or with what a hook of `load_state_dict` makes of a copy."""
+    """Calls `load` with a copy of `given`, which hooks of `load_state_dict` may replace."""
     given = copy.copy(given)
     for before in optimizer._optimizer_load_state_dict_pre_hooks.values():
         changed: Any = before(optimizer, given)  # type: ignore[arg-type]

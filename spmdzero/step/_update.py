@@ -1,4 +1,4 @@
-"""What the parameters of one group and their states become: values, nothing is written."""
+"""The update of parameters and their states, as a pure function of values."""
 
 import dataclasses
 import math
@@ -25,8 +25,8 @@ class MeshTensor:
     """The `WholeTensor` of one parameter's stored form.
 
     Attributes:
-        mesh: where its shards live.
-        layout: how they are stored.
+        mesh: the mesh of the parameter's shards.
+        layout: the layout of the shards.
     """
 
     mesh: Mesh
@@ -34,14 +34,14 @@ class MeshTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The parameter's own."""
+        """The parameter's own shape."""
         return self.layout.shape
 
     def sum(self, stored: torch.Tensor) -> torch.Tensor:
-        """The total over all shards, padding left out: one all-reduce of a scalar."""
+        """The sum over all shards, without padding: one all-reduce of a scalar."""
         elements = math.prod(self.shape)
         if stored.numel() != elements:
-            # Padding is no parameter: an update may be anything there, 0 / 0 too.
+            # Padding belongs to no parameter: an update may have any value there, also 0 / 0.
             place = torch.arange(stored.numel(), device=stored.device)
             stored = torch.where(place < elements, stored, torch.zeros_like(stored))
         return self.mesh.mark(stored.sum(), REPLICATED)
@@ -52,22 +52,22 @@ class MeshTensor:
         return gather(self.mesh, self.mesh.mark(stored, self.layout.spec), self.layout)
 
     def store(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`[*shape]` in the form of the shards: each device keeps its own part."""
-        # Without the mark the compiler spreads what made `tensor` over the devices, and each of
-        # Muon's matrix products becomes an all-reduce.
+        """Converts a tensor `[*shape]` to shards: each device keeps its own part."""
+        # Without the mark the compiler spreads the computation of `tensor` over the devices, and
+        # each of Muon's matrix products becomes an all-reduce.
         return store(self.mesh, self.mesh.mark(arrays.fresh(tensor), REPLICATED), self.layout)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Member:
-    """A parameter as an update sees it.
+    """A parameter for an update.
 
     Attributes:
-        name: its name in the plan.
-        dtype: its own.
+        name: the parameter's name in the plan.
+        dtype: the parameter's dtype.
         slots: the keys of its state.
-        layout: how its gradient, its master and its slots are stored.
-        at_rest: how it is stored itself.
+        layout: the layout of its gradient, its master and its slots.
+        at_rest: the layout of the parameter itself between steps.
         reset_at: the count of updates when its state started anew.
         on_host: the keys of its state that rest in host memory.
     """
@@ -81,7 +81,7 @@ class Member:
     on_host: tuple[str, ...] = ()
 
     def slots_in(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Its slots among ``"<slot>/<name>"``."""
+        """Slot -> tensor, taken from ``"<slot>/<name>"`` in `state`."""
         return {slot: state[f"{slot}/{self.name}"] for slot in self.slots}
 
     def on(self, mesh: Mesh) -> MeshTensor:
@@ -94,11 +94,12 @@ class GroupUpdate:
     """The update of some parameters of one group, as a function of a flat list of tensors.
 
     Attributes:
-        rule: the group's.
+        rule: the group's update rule.
         members: the parameters.
-        factors: names of what `rule.prepare` returns.
-        clips, skips: whether gradients are multiplied, and whether the step may not apply.
-        mesh: where everything lives.
+        factors: names of the factors that `rule.prepare` returns.
+        clips, skips: whether gradients are multiplied by a coefficient, and whether the step may be
+            skipped.
+        mesh: the mesh of all tensors.
     """
 
     rule: UpdateRule
@@ -117,7 +118,7 @@ class GroupUpdate:
         gradients: Mapping[str, torch.Tensor],
         state: Mapping[str, torch.Tensor],
     ) -> list[torch.Tensor]:
-        """What `__call__` takes, of each member the gradient, the parameter and the state."""
+        """The inputs of `__call__`: for each member the gradient, the parameter and the state."""
         shared = [factors[name] for name in self.factors]
         shared += [tensor for tensor in (coefficient, apply) if tensor is not None]
         for member in self.members:
@@ -127,7 +128,7 @@ class GroupUpdate:
 
     @property
     def names(self) -> list[str]:
-        """Of what `__call__` returns."""
+        """Names of the tensors that `__call__` returns."""
         return [
             f"{role}/{member.name}"
             for member in self.members
@@ -135,7 +136,7 @@ class GroupUpdate:
         ]
 
     def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """For each member the new parameter and the new state, marked.
+        """The new parameter and the new state of each member, marked.
 
         Formulas and order are DeepSpeed's (runtime/zero/stage_1_and_2.py, `step`).
         """
@@ -172,7 +173,7 @@ class GroupUpdate:
         def keep(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
             return new if apply is None else torch.where(apply, new, old)
 
-        # A torch optimizer may make tensors of numbers.
+        # A torch optimizer may make tensors from numbers.
         with programs.scope(f"zero.update/{member.name}"), same_on_hosts():
             grad = mesh.mark(grad, layout.spec)
             terms = Terms(factors=factors, whole=member.on(mesh), keep=keep)
@@ -183,7 +184,7 @@ class GroupUpdate:
         stored = mesh.mark(new_weights.to(member.dtype), layout.spec)
         with programs.scope(f"zero.parameter/{member.name}"):
             new_parameter = relaid(mesh, stored, now=layout, to=member.at_rest)
-        # Of what is marked here JAX's backend needs no operation for each state of a folded update.
+        # With these marks JAX's backend needs no operation for each state of a folded update.
         return [new_parameter] + [
             mesh.mark(
                 new[slot].to(state[slot].dtype),
@@ -198,13 +199,14 @@ def master_of_written(
 ) -> torch.Tensor:
     """The master of a parameter that was written, in the master's stored form and dtype.
 
-    Elements that the write left alone are what the master rounds to, and keep its digits:
+    An element that the write left alone equals the rounded master, and keeps the master's digits:
     otherwise a forward that clamps a bf16 weight would undo all updates below bf16's steps.
 
     Args:
-        parameter: as it is now, `[*shape]`.
-        master: as it was.
-        layout: the master's.
+        mesh: the mesh of both tensors.
+        parameter: the written parameter, `[*shape]`.
+        master: the master before the write.
+        layout: the master's layout.
     """
     now = store(mesh, parameter.detach(), layout)
     same = now == master.to(parameter.dtype)

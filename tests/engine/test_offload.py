@@ -16,7 +16,7 @@ from tests.support import engines
 from tests.support.contract import make_batch, make_model
 
 CPU = {"device": "cpu", "pin_memory": True}
-STAGES = (1, 2, 3) if current().name == "jax" else (1, 2)
+STAGES = (1, 2, 3)
 PRECISIONS: dict[str, dict[str, Any]] = {"fp32": {}, "bf16": {"bf16": {"enabled": True}}}
 BOTH = {"offload_optimizer": CPU, "offload_param": CPU}
 

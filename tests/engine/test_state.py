@@ -1,5 +1,6 @@
 """The training state: one name for each tensor, one place where it is kept."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -67,3 +68,7 @@ def test_what_is_no_state_has_no_name() -> None:
     state = trained()._training.state
     for name in ("parameter/none", "parameter/no.such", "exp_avg/none", "other/applied", "none"):
         assert name not in state, name
+    state.slots.clear()
+    for name in ("exp_avg/applied", "parameter/none"):
+        with pytest.raises(KeyError):
+            state.write(name, torch.zeros(8))

@@ -16,7 +16,9 @@ from spmdzero.backend.jax.ops.views import diagonal, unfold
 @lowers("select_scatter")
 def select_scatter(self: Any, src: Any, dim: int, index: int) -> Any:
     """self with src written at one index of a dim."""
-    return self.at[at(dim, self.ndim, index)].set(src.astype(self.dtype))
+    dim = axis(dim, self.ndim)
+    shape = (*self.shape[:dim], 1, *self.shape[dim + 1 :])
+    return _written(self, src.reshape(shape), dim, range(self.shape[dim])[index])
 
 
 @lowers("slice_scatter")
@@ -29,8 +31,18 @@ def slice_scatter(
     step: int = 1,
 ) -> Any:
     """self with src written into a part of a dim."""
-    low, high = clipped(start, end, self.shape[axis(dim, self.ndim)])
+    dim = axis(dim, self.ndim)
+    low, high = clipped(start, end, self.shape[dim])
+    if step == 1:
+        shape = (*self.shape[:dim], max(high - low, 0), *self.shape[dim + 1 :])
+        return _written(self, jnp.broadcast_to(src, shape), dim, low)
     return self.at[at(dim, self.ndim, slice(low, high, step))].set(src.astype(self.dtype))
+
+
+def _written(self: Any, part: Any, dim: int, start: int) -> Any:
+    # XLA splits two scatters that follow each other wrongly if the first one's window has several
+    # rows of a split dim: on each device but the first the second one writes into row 0 as well.
+    return jax.lax.dynamic_update_slice_in_dim(self, part.astype(self.dtype), start, dim)
 
 
 def _places(shape: Any) -> Any:

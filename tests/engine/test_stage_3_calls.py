@@ -13,7 +13,7 @@ import spmdzero
 from spmdzero import utils, zero
 from spmdzero.backend import arrays
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
-from tests.jax_backend.test_stage_3 import ALL, Tied, batches, model
+from tests.engine.test_stage_3 import ALL, Tied, batches, model
 from tests.support import engines
 
 partition_parameters = spmdzero.runtime.zero.partition_parameters
@@ -112,6 +112,32 @@ def test_what_is_written_into_gathered_parameters_is_what_the_next_step_starts_f
     assert {s.numel() for s in arrays.local_shards(weight)} == {weight.numel() // 8}
 
 
+def test_rows_that_are_written_alone_leave_the_others_as_they_are() -> None:
+    engine = start()
+    weight = engine.module.get_parameter(WEIGHT)
+    expected = weight.detach().cpu().clone()
+    with zero.GatheredParameters(weight, modifier_rank=0), torch.no_grad():
+        weight[3:5].zero_()
+        weight.data[7] = 1.0
+        weight[30:70, 2:5].fill_(2.0)
+        weight.data[-1, ::2] = 3.0
+    expected[3:5], expected[7], expected[30:70, 2:5], expected[-1, ::2] = 0.0, 1.0, 2.0, 3.0
+    assert torch.equal(utils.safe_get_full_fp32_param(weight).cpu(), expected)
+    assert torch.equal(weight.detach().cpu(), expected)
+    assert {s.numel() for s in arrays.local_shards(weight)} == {weight.numel() // 8}
+
+
+def test_gathered_parameters_that_are_disabled_or_only_read_change_nothing() -> None:
+    engine = start(**BF16)
+    weight = engine.module.get_parameter(WEIGHT)
+    master = utils.safe_get_full_fp32_param(weight).cpu()
+    for how in ({"modifier_rank": None}, {"modifier_rank": 0, "enabled": False}):
+        with zero.GatheredParameters(weight, **how):
+            assert weight.data[3].shape == (64,)
+    assert torch.equal(utils.safe_get_full_fp32_param(weight).cpu(), master)
+    assert WEIGHT in split(engine.module)
+
+
 def test_gathered_parameters_are_read_whole() -> None:
     engine = start()
     with zero.GatheredParameters(engine.module.parameters()):
@@ -129,6 +155,10 @@ def test_init_refuses_what_stage_3_does_not_do_where_it_is_written() -> None:
 
 
 def test_a_module_of_shapes_only_gets_its_values_part_by_part() -> None:
+    with utils.OnDevice(dtype=torch.bfloat16, device="meta"):
+        half = Tied()
+    assert {(p.device.type, p.dtype) for p in half.parameters()} == {("meta", torch.bfloat16)}
+    assert torch.get_default_dtype() == torch.float32
     with utils.OnDevice(dtype=torch.float32, device="meta"):
         shapes = Tied()
     values = model().state_dict()
@@ -172,6 +202,22 @@ def test_states_and_gradients_are_read_and_set_as_a_whole() -> None:
     for slot in ("exp_avg", "exp_avg_sq"):
         utils.safe_set_full_optimizer_state(weight, value, slot)
         assert torch.equal(utils.safe_get_full_optimizer_state(weight, slot).cpu(), value)
+
+
+def test_gradients_are_updated_together_and_rest_as_shards() -> None:
+    engine = start()
+    weight = engine.module.get_parameter(WEIGHT)
+    engine.backward(engine(batches(1)[0]))
+    gradient = utils.safe_get_full_grad(weight).cpu().clone()
+    utils.safe_update_full_grad_vectorized([weight], lambda grad, parameter: grad * 2)
+    assert torch.equal(utils.safe_get_full_grad(weight).cpu(), gradient * 2)
+    engine.step()
+    assert {s.numel() for s in arrays.local_shards(weight)} == {weight.numel() // 8}
+    frozen = model()
+    frozen.embed.weight.requires_grad_(False)
+    held = start(frozen).module.embed.weight
+    assert is_zero_param(held)
+    assert utils.safe_get_full_fp32_param(held) is None
 
 
 def test_one_local_part_is_refused_where_a_process_has_eight() -> None:
