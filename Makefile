@@ -53,7 +53,8 @@ SHARED := $(addprefix tests/unit/test_,attention_kernels.py autocast.py fuzzed_f
 	region_gradients.py region_outputs.py region_reads.py region_reduction.py \
 	region_transformers.py region_writes.py writes.py) \
 	$(addprefix tests/engine/test_,attention.py first_import.py interrupts.py labels.py offload.py \
-	optimizers.py reads.py second_derivatives.py seeding.py writes.py wrong_input.py) \
+	optimizers.py reads.py second_derivatives.py seeding.py stage_3.py stage_3_calls.py \
+	writes.py wrong_input.py zero_init.py) \
 	tests/explain/test_explain.py \
 	tests/comm tests/docs/test_docs.py tests/notebooks $(addprefix tests/integrations/test_,client_engine.py \
 	client_schedule.py deferred.py experts.py trainers_loss.py transformers.py)
@@ -62,7 +63,7 @@ SHARED_ALL := $(SHARED) tests/audit tests/checkpoint tests/cli tests/interchange
 	tests/surface $(addprefix tests/unit/test_,linear_cross_entropy.py norms.py \
 	optim_elementwise.py optim_rules.py optim_whole_tensor.py region_scan.py) \
 	$(addprefix tests/explain/test_,attention.py golden.py hidden_wire.py memory.py moves.py \
-	small_tensors.py time.py) \
+	small_tensors.py stage_3_on_tpu.py time.py) \
 	$(addprefix tests/engine/test_,accumulation.py agreement.py captured.py captured_changes.py \
 	captured_soak.py captured_state.py captured_traced.py changed_module.py comms_logger.py compiled_program.py \
 	compiling_steps.py copies.py direct_calls.py embedding_accumulation.py engine.py \
@@ -73,7 +74,7 @@ SHARED_ALL := $(SHARED) tests/audit tests/checkpoint tests/cli tests/interchange
 	users_optimizers.py waiting_gradients.py whole_batch.py) \
 	$(addprefix tests/examples/test_,examples.py finetune.py generation.py source_text.py) \
 	$(addprefix tests/integrations/test_,accelerate.py after_import.py client_names.py \
-	distribution.py install.py launcher.py lightning.py lightning_tied.py run.py trainer_class.py trl.py)
+	distribution.py install.py launcher.py lightning.py lightning_tied.py run.py stage_3_clients.py trainer_class.py trl.py)
 
 # Without transformers, accelerate and Lightning, which have their own newest torch.
 SHARED_NEWEST := tests/explain/test_attention.py tests/audit tests/checkpoint tests/hosts \

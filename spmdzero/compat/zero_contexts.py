@@ -107,7 +107,11 @@ def is_zero_param(parameter: Any) -> bool:
     It is False for a parameter that `stage3_param_persistence_threshold` keeps whole; DeepSpeed's
     is True for every parameter of a stage 3 engine.
     """
-    return isinstance(parameter, torch.Tensor) and arrays.is_split(parameter)
+    return (
+        isinstance(parameter, torch.Tensor)
+        and arrays.is_mine(parameter)
+        and arrays.is_split(parameter)
+    )
 
 
 @contextlib.contextmanager

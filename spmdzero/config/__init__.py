@@ -3,7 +3,6 @@
 from spmdzero.config._auto import with_stand_ins
 from spmdzero.config._batch_sizes import BatchSizes, resolve_batch_sizes
 from spmdzero.config._check import ConfigReport, Refused, check_config
-from spmdzero.config._combinations import stage_3_on
 from spmdzero.config._keys import NO_MEANING
 from spmdzero.config._load import load_config
 from spmdzero.config._models import OptimizerConfig, SchedulerConfig, SpmdZeroConfig
@@ -46,6 +45,5 @@ __all__ = [
     "one_of",
     "read",
     "resolve_batch_sizes",
-    "stage_3_on",
     "with_stand_ins",
 ]

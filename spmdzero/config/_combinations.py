@@ -92,22 +92,10 @@ def _scaling_before_reduction(config: SpmdZeroConfig) -> None:
             )
 
 
-def stage_3_on(backend: str) -> SpmdZeroConfigError:
-    """The error that says that a backend has no stage 3."""
-    return SpmdZeroConfigError(
-        key="zero_optimization.stage",
-        value=3,
-        reason=f"on the backend {backend} every device keeps all parameters whole",
-        fix='Write "spmd": {"backend": "jax"}, or use stage 2.',
-    )
-
-
 def _stage_3(config: SpmdZeroConfig) -> None:
     if config.zero_optimization.stage < 3:
         return
     spmd = config.spmd
-    if spmd.backend == "torch_xla":
-        raise stage_3_on(spmd.backend)
     whole = {
         "forward": ("region", "parameters are gathered where the replica region uses them"),
         "scan": ("off", "a loop over blocks takes the weights of all of them whole"),

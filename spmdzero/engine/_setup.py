@@ -25,7 +25,6 @@ from spmdzero.config import (
     SpmdZeroConfig,
     load_config,
     resolve_batch_sizes,
-    stage_3_on,
 )
 from spmdzero.data._inputs import InputPlacer
 from spmdzero.engine._clients_optimizer import take_over
@@ -134,8 +133,6 @@ def start_devices(settings: SpmdZeroConfig, *, dist_init_required: bool | None) 
         SpmdZeroConfigError: as in `start_backend`, except for the batch sizes.
     """
     choose(settings.spmd.backend)
-    if settings.zero_optimization.stage == 3 and current().name != "jax":
-        raise stage_3_on(current().name)
     flags.apply(settings.spmd.xla_flags)
     flags.use_cache(settings.spmd.compile_cache)
     processes.watch_with(timeout=settings.spmd.timeout)

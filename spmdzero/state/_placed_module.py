@@ -53,7 +53,7 @@ def move_module(
             cast = arrays.read(cast)
         spec = REPLICATED if rest is None else rest.spec
         on_host = cast.device.type == "cpu"
-        placed = mesh.place_part(cast, spec) if on_host else mesh.mark(cast.clone(), spec)
+        placed = mesh.place_part(cast, spec) if on_host else mesh.mark(arrays.fresh(cast), spec)
         if is_parameter:
             placed = nn.Parameter(placed, requires_grad=tensor.requires_grad)
         # Users group parameters by attributes such as `no_decay`, which are kept.

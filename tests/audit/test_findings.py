@@ -51,7 +51,6 @@ def test_nothing_is_found_in_a_sound_model(cfg: dict) -> None:
     report.strict()
 
 
-@pytest.mark.skipif(current().name != "jax", reason="stage 3 is JAX's")
 def test_nothing_is_found_at_stage_3_where_a_device_holds_an_eighth() -> None:
     zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
     cfg = config(spmd={"min_shard_elements": 1}, **BF16) | {"zero_optimization": zero}

@@ -2,7 +2,6 @@
 
 import pytest
 
-from spmdzero.backend import current
 from spmdzero.explain import StageFit
 from tests.explain.test_without_data import explained
 
@@ -22,8 +21,7 @@ def assert_counted(fit: StageFit, target: str) -> None:
 def test_on_64_chips_the_tpus_compiler_counts_the_plans_states_at_each_stage() -> None:
     explanation, _ = explained(*GPT, "--meta", *BATCH, "--tpu", "v5e:8x8")
     assert explanation.devices == 64
-    # torch_xla's backend has no stage 3.
-    for fit in explanation.fits if current().name == "jax" else explanation.fits[:3]:
+    for fit in explanation.fits:
         assert_counted(fit, "v5e:8x8")
     states = [fit.states for fit in explanation.fits]
     # 14 bytes a parameter against 2 + 12 / 64: parameters in bf16 are whole, master and moments in

@@ -8,7 +8,7 @@ import pytest
 from spmdzero.formats import Conversion, convert
 from tests.interchange.record import OUT, TAG, convert_to_universal, order, train
 from tests.interchange.spmdzero_run import run
-from tests.interchange.test_read import JAX, TOLERANCES
+from tests.interchange.test_read import TOLERANCES
 
 pytestmark = pytest.mark.slow
 NAMES = [
@@ -17,7 +17,9 @@ NAMES = [
     "z2_w4_bf16_frozen",
     "z2_w2_fp16",
     "z2_w2_fp32_sgd",
-    *(["z3_w2_fp32", "z3_w2_fp32_tied", "z3_w4_bf16_frozen"] if JAX else []),
+    "z3_w2_fp32",
+    "z3_w2_fp32_tied",
+    "z3_w4_bf16_frozen",
 ]
 SAVED, STEPS = 4, 7
 

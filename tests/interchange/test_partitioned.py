@@ -26,7 +26,7 @@ from spmdzero.formats.deepspeed._flat import PartitionedGroup
 from tests.interchange.cases import CASES, config_of, model_of
 from tests.interchange.record import TAG
 from tests.interchange.test_files import assert_same, opened
-from tests.interchange.test_read import JAX, RECORDED
+from tests.interchange.test_read import RECORDED
 
 NAME = "z3_w4_bf16_frozen"
 RUNNER = CliRunner()
@@ -137,7 +137,7 @@ def start(name: str, stage: int) -> Any:
     return spmdzero.initialize(model=model, model_parameters=groups, config=config)[0]
 
 
-@pytest.mark.parametrize("stage", [2, *([3] if JAX else [])])
+@pytest.mark.parametrize("stage", [2, 3])
 def test_an_engine_takes_the_weights_of_stage_3_alone(stage: int) -> None:
     engine = start(NAME, stage)
     path, _ = engine.load_checkpoint(RECORDED / NAME, load_module_only=True)
@@ -152,7 +152,7 @@ def test_an_engine_takes_the_weights_of_stage_3_alone(stage: int) -> None:
 
 
 def test_a_damaged_part_leaves_the_engine_as_it_was(tmp_path: Path) -> None:
-    engine = start(NAME, 3 if JAX else 2)
+    engine = start(NAME, 3)
     shutil.copytree(RECORDED / NAME / TAG, tmp_path / TAG)
     file = tmp_path / TAG / "zero_pp_rank_2_mp_rank_00_model_states.pt"
     file.unlink()
@@ -164,7 +164,6 @@ def test_a_damaged_part_leaves_the_engine_as_it_was(tmp_path: Path) -> None:
     assert not engine.module.up.weight.detach().cpu().any()
 
 
-@pytest.mark.skipif(not JAX, reason="torch_xla's backend has no stage 3")
 def test_an_engine_at_stage_3_writes_the_files_of_stage_3(tmp_path: Path) -> None:
     engine = start(NAME, 3)
     engine.load_checkpoint(RECORDED / NAME)

@@ -1,7 +1,6 @@
 """Training goes on from what real DeepSpeed wrote: tests/data/deepspeed_checkpoints/."""
 
 import json
-import os
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from tests.interchange.record import AS_UNIVERSAL, order
 from tests.interchange.record import OUT as RECORDED
 from tests.interchange.spmdzero_run import run
 
-JAX = os.environ.get("SPMDZERO_BACKEND") == "jax"
 LOSSES = json.loads((RECORDED / "losses.json").read_text())
 UNIVERSALS = [f"{name}_universal" for name in AS_UNIVERSAL]
 # One of each layout, on 2 devices; the rest in the slow suite, on 4. Those of fp16 need as many as
@@ -49,8 +47,7 @@ def resumed(names: list[str], *, devices: int, stage: int | None = None) -> Resu
             start=SAVED_AFTER,
             steps=RESUMED_FOR,
             load=str(RECORDED / name),
-            # torch_xla's backend has no stage 3, and reads what was saved there.
-            stage=2 if stage is None and name.startswith("z3") and not JAX else stage,
+            stage=stage,
         )
         for name in names
     ]
@@ -90,7 +87,7 @@ def test_every_layout_goes_on_as_it_did_in_deepspeed(others: Results, name: str)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [0, 1, 2, *([3] if JAX else [])])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_every_stage_goes_on_from_every_other(stage: int) -> None:
     names = ["z0_w2_fp32", "z1_w2_bf16_gacc32", "z2_w2_fp32_aligned", "z3_w2_fp32", *UNIVERSALS]
     # Stage 0 has a scale rule of its own for fp16.

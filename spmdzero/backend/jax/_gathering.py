@@ -10,6 +10,7 @@ from spmdzero.backend.jax._dispatch import own_value, value_of
 from spmdzero.backend.jax._operations import MeshOp
 from spmdzero.backend.jax._tensor import LazyTensor, alias_of, meta_of, over
 from spmdzero.backend.jax._values import Space, record
+from spmdzero.backend.jax.arrays import write_stamp
 from spmdzero.backend.jax.mesh import DeviceMesh
 
 
@@ -51,6 +52,20 @@ class JaxGathering:
             return whole
         return alias_of(whole, tensor.steps, meta_of(tensor), int(tensor.storage_offset()))
 
-    def compute_on_demand(self, tensor: torch.Tensor) -> None:
-        """Leaves `tensor` out of the programs that are started, until its value is asked for."""
-        value_of(tensor).on_demand = True
+    def stand_in(self, whole: torch.Tensor) -> Any:
+        """Leaves `whole` out of programs until its value is asked for; returns its source."""
+        value_of(whole).on_demand = True
+        return self.source_of(whole)
+
+    def stamp(self, tensor: torch.Tensor) -> Any:
+        """A value that changes when the source of `tensor` is written."""
+        return write_stamp(tensor)
+
+    def takes_view(self, func: Any) -> bool:
+        """Whether the operation returns views of its first operand."""
+        return func.is_view
+
+    def note_view(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any
+    ) -> None:
+        """Does nothing: a view has the cell of its source, and the steps from there."""

@@ -31,12 +31,14 @@ class _Shard:
         name: of the parameter.
         local: this device's part, in replica space.
         dim: the dim along which the parts are joined.
+        widened: the wider dtype to which the whole is cast, None for that of `local`.
         stamp: the write stamp of the stand-in; another one means that the shard is out of date.
     """
 
     name: str
     local: torch.Tensor
     dim: int
+    widened: torch.dtype | None = None
     stamp: Any = None
 
 
@@ -59,8 +61,23 @@ class Gathering(Protocol):
     def viewed_as(self, tensor: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
         """The same view of `whole` that `tensor` is of its source."""
 
-    def compute_on_demand(self, tensor: torch.Tensor) -> None:
-        """Leaves `tensor` out of the programs that are started, until its value is asked for."""
+    def stand_in(self, whole: torch.Tensor) -> Any:
+        """Registers `whole` as a stand-in, and returns its source.
+
+        Where the backend can, it leaves `whole` out of the programs that are started, until its
+        value is asked for.
+        """
+
+    def stamp(self, tensor: torch.Tensor) -> Any:
+        """A value that changes when the source of `tensor` is written."""
+
+    def takes_view(self, func: Any) -> bool:
+        """Whether the operation returns views of its first operand."""
+
+    def note_view(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any
+    ) -> None:
+        """Takes note of the views that `func` returned."""
 
 
 class GatheredAtUse:
@@ -73,8 +90,8 @@ class GatheredAtUse:
     shortly before it (`after`). The stand-in itself is a gather that no operation uses, so it is
     never done.
 
-    A cast of a stand-in is a stand-in too: the shard is cast, and the narrow numbers cross the
-    wire.
+    A cast of a stand-in is a stand-in too. The narrower numbers cross the wire: a cast to them is
+    one of the shard, and a cast to wider ones comes after the gather.
 
     Args:
         mesh: the devices.
@@ -110,24 +127,30 @@ class GatheredAtUse:
     def _stand_in(self, shard: _Shard) -> torch.Tensor:
         whole = self._whole(shard, shard.local)
         # Autograd keeps the stand-in alive, and a read in between would gather it.
-        self._gathering.compute_on_demand(whole)
-        stamped = dataclasses.replace(shard, stamp=arrays.write_stamp(whole))
-        self._shards[self._gathering.source_of(whole)] = stamped
+        source = self._gathering.stand_in(whole)
+        self._shards[source] = dataclasses.replace(shard, stamp=self._gathering.stamp(whole))
         return whole
 
     def _whole(self, shard: _Shard, local: torch.Tensor) -> torch.Tensor:
         with programs.scope(f"zero.parameter/{shard.name}"):
-            return self._gathering.all_gather(local, axis="fsdp", dim=shard.dim)
+            whole = self._gathering.all_gather(local, axis="fsdp", dim=shard.dim)
+            return whole if shard.widened is None else _CAST(whole, dtype=shard.widened)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of `func` for operands that are gathered for it."""
-        if func.is_view or func._schema.is_mutable:
-            # A view is taken of the stand-in itself, and a write in place goes to it.
+        if func._schema.is_mutable:
+            # A write in place goes to the stand-in itself, and a view is taken of it.
             return func(*args, **kwargs)
+        if self._gathering.takes_view(func):
+            made = func(*args, **kwargs)
+            self._gathering.note_view(func, args, kwargs, made)
+            return made
         casts = func is _CAST and self._gathering.is_whole(args[0])
         if casts and (shard := self._shard_of(args[0])) is not None:
             cast = func(shard.local, *args[1:], **kwargs)
-            return self._stand_in(dataclasses.replace(shard, local=cast))
+            if cast.element_size() > shard.local.element_size():
+                return self._stand_in(dataclasses.replace(shard, widened=cast.dtype))
+            return self._stand_in(dataclasses.replace(shard, local=cast, widened=None))
         args, kwargs = tree_map_only(torch.Tensor, self._operand, (args, kwargs))
         made = func(*args, **kwargs)
         self._note(made)
@@ -136,7 +159,7 @@ class GatheredAtUse:
     def _shard_of(self, tensor: Any) -> _Shard | None:
         source = self._gathering.source_of(tensor)
         shard = None if source is None else self._shards.get(source)
-        written = shard is not None and arrays.write_stamp(tensor) != shard.stamp
+        written = shard is not None and self._gathering.stamp(tensor) != shard.stamp
         return None if written else shard
 
     def _operand(self, tensor: torch.Tensor) -> torch.Tensor:

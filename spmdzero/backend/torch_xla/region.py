@@ -1,5 +1,6 @@
 """The replica region and the global forward, on torch_xla."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,11 +14,13 @@ from spmdzero.backend.protocols._region import (
     Wrote,
     ignore_writes,
 )
-from spmdzero.backend.replica import GlobalForward, ReplicaRegion
+from spmdzero.backend.replica import GatheredAtUse, GlobalForward, ReplicaRegion
 from spmdzero.backend.scan import Scan
 from spmdzero.backend.torch_xla._around import TorchXlaAround
+from spmdzero.backend.torch_xla._gathering import XlaGathering
 from spmdzero.backend.torch_xla._reads import watch_reads
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
+from spmdzero.plan import Layout
 
 
 def replica_region(
@@ -32,15 +35,18 @@ def replica_region(
     scan: Scan = "off",
     recompute: Recompute = "nothing",
     wrote: Wrote = ignore_writes,
+    layouts: Mapping[str, Layout] | None = None,
 ) -> ReplicaRegion:
     """A `ReplicaRegion`; autocast, attention, scan and recompute as in `TorchXlaAround`."""
     watch_reads(mesh)
     around = TorchXlaAround(
         module, autocast=autocast, attention=attention, scan=scan, recompute=recompute
     )
+    gathered = GatheredAtUse(mesh, layouts, XlaGathering(mesh)) if layouts else None
     return ReplicaRegion(
-        mesh=mesh, module=module, sink=sink, rules=rules, around=around, seed=seed, wrote=wrote
-    )
+        mesh=mesh, module=module, sink=sink, rules=rules, around=around, seed=seed, wrote=wrote,
+        gathered=gathered,
+    )  # fmt: skip
 
 
 def global_forward(

@@ -10,7 +10,7 @@ import torch
 
 import spmdzero
 from spmdzero import Explanation
-from tests.jax_backend.test_stage_3 import ALL, WORDS, Tied
+from tests.engine.test_stage_3 import ALL, WORDS, Tied
 
 WIDTH, LENGTH, DEVICES, TPU = 1024, 64, 8, "v5e:2x4"
 # Of the two matrices of a block, in bf16.

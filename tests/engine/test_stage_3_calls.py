@@ -13,7 +13,7 @@ import spmdzero
 from spmdzero import utils, zero
 from spmdzero.backend import arrays
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
-from tests.jax_backend.test_stage_3 import ALL, Tied, batches, model
+from tests.engine.test_stage_3 import ALL, Tied, batches, model
 from tests.support import engines
 
 partition_parameters = spmdzero.runtime.zero.partition_parameters
