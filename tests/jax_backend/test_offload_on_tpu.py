@@ -7,8 +7,8 @@ import torch
 
 import spmdzero
 from spmdzero import Explanation
-from tests.jax_backend.test_stage_3 import ALL, Tied
-from tests.jax_backend.test_stage_3_on_tpu import CONFIG, DEVICES, LENGTH, TPU, WIDTH
+from tests.engine.test_stage_3 import ALL, Tied
+from tests.explain.test_stage_3_on_tpu import CONFIG, DEVICES, LENGTH, TPU, WIDTH
 
 pytestmark = [
     pytest.mark.slow,
