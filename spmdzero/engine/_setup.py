@@ -168,7 +168,8 @@ def place_module(
         take_first_hosts_values(model, known)
     require_same_values(model, known)
     with open_weights(weights, model) as source:
-        shards = resting_shards(settings, model, mesh=mesh.spec)
+        reached = runtime.host_memory()
+        shards = resting_shards(settings, model, mesh=mesh.spec, host_memory=reached)
         renewed = move_module(model, mesh=mesh, dtype=dtype, source=source, layouts=shards)
     require_same_values(model, {name for name, _ in model.named_parameters()} - known)
     names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
