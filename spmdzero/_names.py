@@ -1,6 +1,7 @@
 """Formats names in messages, and reads tables of names."""
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 
@@ -16,6 +17,17 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     by_lower = {option.lower(): option for option in sorted(known)}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1)
     return f"Did you mean {by_lower[near[0]]!r}?" if near else ""
+
+
+def covered(name: str, known: Iterable[str]) -> str | None:
+    """The first of `known` that `name` is, a star in it being any number; None where none is.
+
+    What a loop over equal blocks moves is named for all of them: ``blocks.*.up.weight``.
+    """
+    if "*" not in name:
+        return name if name in known else None
+    form = re.compile(re.escape(name).replace(r"\*", r"\d+"))
+    return next((each for each in known if form.fullmatch(each)), None)
 
 
 def dotted(words: str) -> Iterator[str]:

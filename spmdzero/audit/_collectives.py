@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
+from spmdzero._names import covered
 from spmdzero.audit._report import Finding, first_of
 from spmdzero.hlo import Collective, Instruction, Module, operation_of, parse, read_collectives
 from spmdzero.inspect import CollectiveLedger
@@ -137,7 +138,7 @@ def _feeds_a_gradient(module: Module, value: Instruction) -> bool:
 
 
 def _is_wide(c: Collective, dtypes: Mapping[str, str]) -> bool:
-    narrow = _HLO_NAMES.get(dtypes.get(c.tensor, ""), c.dtype)
+    narrow = _HLO_NAMES.get(dtypes.get(covered(c.tensor, dtypes) or "", ""), c.dtype)
     served = c.role in ("parameter", "gradient")
     return served and _WIDTHS.get(c.dtype, 0) > _WIDTHS.get(narrow, 8)
 
@@ -150,7 +151,9 @@ def _wide(
         if not members:
             continue
         first = members[0]
-        narrow = _HLO_NAMES[dtypes[first.tensor]]
+        name = covered(first.tensor, dtypes)
+        assert name is not None
+        narrow = _HLO_NAMES[dtypes[name]]
         asked = role == "gradient" and communicate is not None
         yield Finding(
             name="wide-dtype",

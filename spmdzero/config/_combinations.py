@@ -96,15 +96,10 @@ def _stage_3(config: SpmdZeroConfig) -> None:
     if config.zero_optimization.stage < 3:
         return
     spmd = config.spmd
-    whole = {
-        "forward": ("region", "parameters are gathered where the replica region uses them"),
-        "scan": ("off", "a loop over blocks takes the weights of all of them whole"),
-    }
-    for key, (needed, reason) in whole.items():
-        if getattr(spmd, key) != needed:
-            raise SpmdZeroConfigError(
-                key=f"spmd.{key}",
-                value=getattr(spmd, key),
-                reason=f"at stage 3 {reason}",
-                fix=f'Write "{needed}", or use stage 2.',
-            )
+    if spmd.forward != "region":
+        raise SpmdZeroConfigError(
+            key="spmd.forward",
+            value=spmd.forward,
+            reason="at stage 3 parameters are gathered where the replica region uses them",
+            fix='Write "region", or use stage 2.',
+        )

@@ -228,10 +228,10 @@ class PassTracer(ModuleTracer):
             end = len(tensors) - len(differentiated)
             keys, found = end - record.traced.keys, list[torch.Tensor]()
 
-            def sink(name: str, grad: torch.Tensor) -> None:
+            def sink(name: str, grad: torch.Tensor, *, waits: bool = False) -> None:
                 if path.is_trained(name):
                     names.append(name)
-                    found.append(path.of_replica(name, grad))
+                    found.append(grad if waits else path.of_replica(name, grad))
 
             passage = self.again(tensors[:keys], tensors[keys:end], sink, around=around)
             given = dict(zip(differentiated, tensors[end:], strict=True))
@@ -272,7 +272,7 @@ class PassTracer(ModuleTracer):
             self.refuse_reads()
 
 
-def _ignore(name: str, grad: torch.Tensor) -> None:
+def _ignore(name: str, grad: torch.Tensor, *, waits: bool = False) -> None:
     pass
 
 

@@ -75,10 +75,12 @@ def planned(
 
 
 def _offloaded(config: SpmdZeroConfig) -> tuple[Role, ...]:
-    optimizer = config.zero_optimization.offload_optimizer
-    if optimizer is None or optimizer.device == "none":
-        return ()
-    return Role.MASTER, Role.MOMENT
+    zero, found = config.zero_optimization, list[Role]()
+    if zero.offload_param is not None and zero.offload_param.device == "cpu" and zero.stage == 3:
+        found.append(Role.PARAMETER)
+    if zero.offload_optimizer is not None and zero.offload_optimizer.device == "cpu":
+        found += [Role.MASTER, Role.MOMENT]
+    return tuple(found)
 
 
 def planned_micro_batches(config: SpmdZeroConfig, batch: BatchSizes) -> int:
@@ -88,19 +90,24 @@ def planned_micro_batches(config: SpmdZeroConfig, batch: BatchSizes) -> int:
 
 
 def resting_shards(
-    config: SpmdZeroConfig, model: nn.Module, *, mesh: MeshSpec
+    config: SpmdZeroConfig, model: nn.Module, *, mesh: MeshSpec, host_memory: bool
 ) -> dict[str, Layout]:
-    """Name -> layout of the parameters that rest as shards, whether they are trained or not."""
+    """Name -> layout of the parameters that rest as shards, whether they are trained or not.
+
+    Args:
+        config, model, mesh, host_memory: as of `planned`.
+    """
     stage, least = config.zero_optimization.stage, config.spmd.min_shard_elements
     if stage < 3:
         return {}
+    on_host = host_memory and Role.PARAMETER in _offloaded(config)
     kept_whole, found = _persistent(config, model), dict[str, Layout]()
     for name, parameter in model.named_parameters():
         shape = tuple(parameter.shape)
         shard = choose_placement(shape, mesh=mesh, min_shard_elements=least)
         rest = parameter_at_rest(stage=stage, shard=shard, persistent=name in kept_whole)
         if rest.is_sharded:
-            found[name] = Layout(placement=rest, shape=shape, mesh=mesh)
+            found[name] = Layout(placement=rest, shape=shape, mesh=mesh, on_host=on_host)
     return found
 
 

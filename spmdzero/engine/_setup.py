@@ -133,12 +133,25 @@ def start_devices(settings: SpmdZeroConfig, *, dist_init_required: bool | None) 
         SpmdZeroConfigError: as in `start_backend`, except for the batch sizes.
     """
     choose(settings.spmd.backend)
+    if settings.zero_optimization.stage == 3 and current().name != "jax":
+        _refuse_loops(settings)
     flags.apply(settings.spmd.xla_flags)
     flags.use_cache(settings.spmd.compile_cache)
     processes.watch_with(timeout=settings.spmd.timeout)
     processes.connect(required=dist_init_required)
     require_same_settings(settings)
     return MeshSpec.resolve(settings.spmd.mesh, device_count=runtime.device_count())
+
+
+def _refuse_loops(settings: SpmdZeroConfig) -> None:
+    if settings.spmd.scan != "off":
+        raise SpmdZeroConfigError(
+            key="spmd.scan",
+            value=settings.spmd.scan,
+            reason=f"at stage 3 a loop on the backend {current().name} would take the weights of "
+            "all blocks whole",
+            fix='Write "off", or "spmd": {"backend": "jax"}, or use stage 2.',
+        )
 
 
 def place_module(
@@ -168,7 +181,8 @@ def place_module(
         take_first_hosts_values(model, known)
     require_same_values(model, known)
     with open_weights(weights, model) as source:
-        shards = resting_shards(settings, model, mesh=mesh.spec)
+        reached = runtime.host_memory()
+        shards = resting_shards(settings, model, mesh=mesh.spec, host_memory=reached)
         renewed = move_module(model, mesh=mesh, dtype=dtype, source=source, layouts=shards)
     require_same_values(model, {name for name, _ in model.named_parameters()} - known)
     names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
@@ -286,7 +300,7 @@ def _forward(
     where |= {"scan": settings.spmd.scan, "recompute": settings.spmd.recompute}
     resting = {name: plan.at_rest(f"parameter/{name}") for name in plan.names}
     if shards := {name: layout for name, layout in resting.items() if layout.is_sharded}:
-        where["layouts"] = shards
+        where |= {"layouts": shards, "parts": lambda: gradients.path}
     return current().region(sink=gradients.add_local, rules=rules, seed=seed, **where)
 
 

@@ -41,22 +41,36 @@ def say_offload(settings: SpmdZeroConfig, plan: ShardingPlan) -> None:
     """Logs once where the states rest that the config offloads."""
     zero, memory = settings.zero_optimization, plan.memory()
     optimizer, param = zero.offload_optimizer, zero.offload_param
-    where = (
+    otherwise = (
         f"rest on the devices: {_BACKENDS.get(current().name, current().name)} has no host memory "
         f"beside {runtime.program_platform()} devices. The numbers are the same"
     )
     if optimizer is not None and optimizer.device == "cpu":
-        size = memory[Role.MASTER] + memory[Role.MOMENT]
-        if Role.MOMENT in plan.on_host:
-            left = f" ({sized(size)} of small ones on the devices)" if size else ""
-            size, where = memory.host_total, f"rest in host memory{left}"
-        log_once(f"offload_optimizer: masters and moments, {sized(size)} a device, {where}")
+        on_host = dict(memory.on_host)
+        there = on_host.get(Role.MASTER, 0) + on_host.get(Role.MOMENT, 0)
+        left = memory[Role.MASTER] + memory[Role.MOMENT]
+        log_once(f"offload_optimizer: masters and moments, {_rests(there, left, otherwise)}")
     if param is not None and param.device == "cpu":
         if zero.stage < 3:
             log_once("offload_param has no effect below stage 3, as in DeepSpeed")
         else:
-            size = sized(memory[Role.PARAMETER])
-            log_once(f"offload_param: parameters, {size} a device, {where}")
+            there = dict(memory.on_host).get(Role.PARAMETER, 0)
+            left = memory[Role.PARAMETER]
+            log_once(f"offload_param: parameters, {_rests(there, left, otherwise)}")
+
+
+def _rests(there: int, left: int, otherwise: str) -> str:
+    """Where so many bytes a device rest.
+
+    Args:
+        there: in host memory.
+        left: in the device's memory: what is small or whole, or all of it.
+        otherwise: why all of it is there.
+    """
+    if not there:
+        return f"{sized(left)} a device, {otherwise}"
+    small = f" ({sized(left)} of small ones on the devices)" if left else ""
+    return f"{sized(there)} a device, rest in host memory{small}"
 
 
 def _line(settings: SpmdZeroConfig, batch: BatchSizes, mesh: MeshSpec) -> str:

@@ -92,6 +92,12 @@ CHIPS = {
         ),
     )
 }  # fmt: skip
+HOST_RATE = 16e9
+"""Bytes per second, each way, between a chip and its host's memory: an assumption.
+
+Google publishes no figure for a generation. https://jax-ml.github.io/scaling-book/tpus/ says that
+PCIe moves 16 GB/s, and up to 32 GB/s for the newest chips.
+"""
 # Generations that jax/_src/tpu_info.py names and that libtpu 0.0.50 doesn't know.
 _NOT_YET = ("tpu8i", "tpu8t")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from spmdzero.explain._chips import Topology
 from spmdzero.explain._refused_scatters import RefusedScatter, refused_scatters
 from spmdzero.inspect import Collective, CollectiveLedger
-from spmdzero.plan import Role, ShardingPlan
+from spmdzero.plan import Role, ShardingPlan, TensorPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ def measure_moves(
         target: the target's name.
         topology: the chips of a TPU target; None for the CPU.
     """
-    moved = [(c, p.runs) for p in programs for c in p.ledger.collectives]
+    moved = [(c, p.runs * c.turns) for p in programs for c in p.ledger.collectives]
     over_slices = topology is not None and topology.slices > 1
     unnamed = tuple(c for c in stray if over_slices and not c.op_name)
     return Moves(
@@ -95,21 +95,22 @@ def floor_elements(plan: ShardingPlan) -> int:
     It is 2Ψ(N-1)/N for a ring's reduce-scatter and all-gather, or its all-reduce, which is both;
     with two mesh axes, reducing over one and then over the other gives the same. Stage 2 reduces
     each sharded gradient once per micro-batch. Stage 3 gathers a parameter that rests as a shard
-    twice per micro-batch, for forward and for backward: 3Ψ(N-1)/N.
+    twice per micro-batch, for forward and for backward: 3Ψ(N-1)/N, and 2Ψ(N-1)/N of frozen ones.
     """
     n = plan.mesh.replicas
-    sent = 0
-    for tensor in plan:
-        gradient = tensor.placement(Role.GRADIENT)
-        if gradient is None:
-            continue
-        reductions = plan.accumulation_steps if plan.stage >= 2 else 1
-        gathers = 2 * plan.accumulation_steps if tensor.require(Role.PARAMETER).is_sharded else 1
-        whole = gradient.kind == "replicate"
-        # An all-reduce of a whole gradient is a reduce-scatter and a gather each time.
-        times = 2 * reductions if whole else reductions + gathers
-        sent += times * math.prod(tensor.shape)
-    return sent * (n - 1) // n
+    return sum(_times(plan, tensor) * math.prod(tensor.shape) for tensor in plan) * (n - 1) // n
+
+
+def _times(plan: ShardingPlan, tensor: TensorPlan) -> int:
+    """Number of reductions and gathers of a parameter in one step."""
+    gradient = tensor.placement(Role.GRADIENT)
+    rests_whole = not tensor.require(Role.PARAMETER).is_sharded
+    gathers = 1 if rests_whole else 2 * plan.accumulation_steps
+    if gradient is None:
+        return 0 if rests_whole else gathers
+    reductions = plan.accumulation_steps if plan.stage >= 2 else 1
+    # An all-reduce of a whole gradient is a reduce-scatter and a gather each time.
+    return 2 * reductions if gradient.kind == "replicate" else reductions + gathers
 
 
 def _wire_elements(collective: Collective) -> int:

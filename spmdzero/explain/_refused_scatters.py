@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from spmdzero._names import covered
 from spmdzero.explain._chips import Topology
 from spmdzero.inspect import Collective
 from spmdzero.plan import Role, ShardingPlan, TensorPlan
@@ -47,9 +48,10 @@ def refused_scatters(
     scattered = {c.tensor for c in gradients if c.kind == "reduce-scatter"}
     refused: dict[str, RefusedScatter] = {}
     for c in gradients:
-        if c.tensor in scattered or c.tensor not in plan.names:
+        name = covered(c.tensor, plan.names)
+        if c.tensor in scattered or name is None:
             continue
-        tensor = plan[c.tensor]
+        tensor = plan[name]
         placement = tensor.placement(Role.GRADIENT)
         if placement is None or placement.kind == "replicate":
             continue

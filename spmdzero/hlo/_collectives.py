@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.hlo._groups import group_size, sent_by_a_host
+from spmdzero.hlo._loops import runs
 from spmdzero.hlo._module import Instruction, Module, Shape
 from spmdzero.hlo._tags import ELEMENTWISE, gradient_by_use, tag_of, traced_as
 
@@ -36,6 +37,7 @@ class Collective:
         asynchronous: whether the compiler split it into a start and an end, with other work
             between.
         in_loop: whether it runs once per turn of a while loop; the bytes are those of one turn.
+        turns: number of times that one run of the program runs it; 1 outside of loops.
         role: the tag's role (``gradient``, ``parameter``, ``loss``, ``norm``, ``direction``,
             ``update``), "" without a tag.
         tensor: the tag's tensor, "" if the tag has none.
@@ -53,6 +55,7 @@ class Collective:
     scattered: bool
     asynchronous: bool
     in_loop: bool
+    turns: int
     role: str
     tensor: str
     op_name: str
@@ -157,6 +160,7 @@ def _of_each_operand(
             scattered=scattered,
             asynchronous=module.asynchronous(instruction),
             in_loop=module.in_loop(instruction.computation),
+            turns=runs(module, instruction.computation),
             role=role,
             tensor=tensor,
             op_name=traced.op_name,

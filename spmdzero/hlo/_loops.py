@@ -1,6 +1,7 @@
 """The number of turns of a compiled loop."""
 
 import re
+from collections.abc import Iterator
 
 from spmdzero.hlo._module import Instruction, Module
 
@@ -14,25 +15,48 @@ def turns(module: Module, loop: Instruction) -> int:
     """Number of turns of a while instruction in one run; 1 where nothing tells it.
 
     XLA's CPU compiler writes the number. libtpu doesn't: there it is read from a condition that
-    compares a counter with a constant, as a scan's does. Such a counter increases by one.
+    compares a counter with a constant, as a scan's does, in one word or in two. Such a counter
+    increases by one.
     """
     if told := _TOLD.search(loop.attributes):
         return int(told[1])
     condition = re.search(r"\bcondition=%([\w.\-]+)", loop.attributes)
     if condition is None:
         return 1
-    test = next(i for i in module.computations[condition[1]].values() if i.is_root)
-    if test.opcode != "compare" or "direction=LT" not in test.attributes:
+    tests = [*map(module.operands, _below(module, condition[1]))]
+    limits = [(counter, _constant(module, limit)) for counter, limit in tests]
+    # Of a counter of two words the upper one is compared with zero.
+    found = [(counter, last) for counter, last in limits if last and counter.element is not None]
+    if len(found) != 1:
         return 1
-    counter, limit = module.operands(test)
-    last = _constant(module, limit)
-    if counter.element is None or last is None:
-        return 1
+    ((counter, last),) = found
     (state,) = module.operands(loop)
     first = 0
-    if state.opcode == "tuple":
+    if state.opcode == "tuple" and counter.element is not None:
         first = _constant(module, module.operands(state)[counter.element]) or 0
     return max(last - first, 0)
+
+
+def _below(module: Module, condition: str) -> Iterator[Instruction]:
+    """What a condition compares: one thing, or all that its root puts together."""
+    waiting = [next(i for i in module.computations[condition].values() if i.is_root)]
+    while waiting:
+        test = waiting.pop()
+        if test.opcode in ("and", "or"):
+            waiting += module.operands(test)
+        elif test.opcode == "compare" and "direction=LT" in test.attributes:
+            yield test
+
+
+def runs(module: Module, computation: str) -> int:
+    """How often one run of the program goes through a computation; each branch counts as taken."""
+    if computation == module.entry:
+        return 1
+    return sum(
+        (turns(module, caller) if caller.opcode == "while" else 1)
+        * runs(module, caller.computation)
+        for caller in module.callers(computation)
+    )
 
 
 def _constant(module: Module, value: Instruction) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from spmdzero.hlo._loops import turns
+from spmdzero.hlo._loops import runs
 from spmdzero.hlo._module import Instruction, Module
 from spmdzero.hlo._text import parse
 
@@ -53,8 +53,8 @@ def _matmuls(module: Module, *, exact: bool) -> Iterator[Matmul]:
                 if exact and instruction.opcode == "convolution"
                 else _macs(module, instruction)
             )
-            runs = _runs(module, instruction.computation)
-            yield Matmul(op_name=_op_name(module, instruction), macs=macs * runs)
+            times = runs(module, instruction.computation)
+            yield Matmul(op_name=_op_name(module, instruction), macs=macs * times)
 
 
 def _op_name(module: Module, instruction: Instruction) -> str:
@@ -138,15 +138,4 @@ def _pairs(
         0 <= place < operand * spread and place % spread == 0
         for start in range(-before, result * stride - before, stride)
         for place in range(start, start + kernel * kernel_spread, kernel_spread)
-    )
-
-
-def _runs(module: Module, computation: str) -> int:
-    """How often one run of the program runs a computation; each branch counts as taken."""
-    if computation == module.entry:
-        return 1
-    return sum(
-        (turns(module, caller) if caller.opcode == "while" else 1)
-        * _runs(module, caller.computation)
-        for caller in module.callers(computation)
     )

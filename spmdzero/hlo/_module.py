@@ -225,7 +225,9 @@ class Module:
             yield use
             if use.user and use.user.opcode in through and use.user.key not in seen:
                 seen.add(use.user.key)
-                pending.extend(self.uses(use.user))
+                # What a loop carries comes out of it at the same place.
+                place = use.position if use.user.opcode == "while" else None
+                pending.extend(self.uses(use.user, place))
 
     def asynchronous(self, instruction: Instruction) -> bool:
         """Whether other work may run between the start and the end of a collective."""

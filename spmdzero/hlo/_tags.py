@@ -18,6 +18,8 @@ _LAYOUT = ELEMENTWISE | {"slice", "dynamic-slice", "dynamic-update-slice", "pad"
 _LAYOUT |= {"select", "copy-start", "copy-done", "collective-permute", "collective-permute-start"}
 _LAYOUT |= {"collective-permute-done", "all-gather-done", "fusion", "get-tuple-element"}
 _LAYOUT |= {"slice-start", "slice-done", "parameter", "tuple"}
+# A loop stacks what each turn makes, from which others take their slices.
+_LAYOUT |= {"while"}
 
 
 def traced_as(module: Module, instruction: Instruction, element: int | None) -> Instruction:

@@ -91,26 +91,29 @@ class CollectiveLedger(Shown):
 
     @property
     def bytes(self) -> int:
-        """Sum of ``Collective.bytes``, bytes per device; a loop's collectives count once."""
-        return sum(c.bytes for c in self.collectives)
+        """Sum of ``Collective.bytes``, bytes per device, of each turn of a loop."""
+        return sum(c.turns * c.bytes for c in self.collectives)
 
     @property
     def wire_bytes(self) -> int:
-        """Sum of ``Collective.wire_bytes``, bytes per device; a loop's collectives count once."""
-        return sum(c.wire_bytes for c in self.collectives)
+        """Sum of ``Collective.wire_bytes``, bytes per device, of each turn of a loop."""
+        return sum(c.turns * c.wire_bytes for c in self.collectives)
 
     @property
     def host_bytes(self) -> int:
-        """Sum of ``Collective.host_bytes``, bytes per host; a loop's collectives count once."""
-        return sum(c.host_bytes for c in self.collectives)
+        """Sum of ``Collective.host_bytes``, bytes per host, of each turn of a loop."""
+        return sum(c.turns * c.host_bytes for c in self.collectives)
 
     def of_role(self, role: str) -> tuple[Collective, ...]:
         """The collectives tagged with this role."""
         return tuple(c for c in self.collectives if c.role == role)
 
     def by_kind(self) -> Counter[str]:
-        """Kind of collective -> number of tensors that it moves."""
-        return Counter(c.kind for c in self.collectives)
+        """Kind of collective -> number of tensors that it moves; in a loop one at each turn."""
+        found: Counter[str] = Counter()
+        for c in self.collectives:
+            found[c.kind] += c.turns
+        return found
 
     def to_json(self) -> str:
         """The ledger as JSON text: an object with this class's attributes."""

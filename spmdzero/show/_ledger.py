@@ -25,7 +25,7 @@ def ledger_page(ledger: CollectiveLedger) -> Page:
             (
                 *key,
                 *sums(of_key),
-                *_over_hosts(ledger, f"{sum(c.host_bytes for c in of_key):,}"),
+                *_over_hosts(ledger, f"{sum(c.turns * c.host_bytes for c in of_key):,}"),
                 loop,
             )
             for (*key, loop), of_key in grouped(
@@ -46,16 +46,18 @@ def details_page(details: LedgerDetails) -> Page:
         headers=(
             *("role", "tensor", "collective", "dtype", "shape", "bytes", "wire bytes"),
             *_over_hosts(ledger, "between hosts"),
+            *_with_loops(ledger, "turns"),
         ),
         rows=[
             (
                 *(_role(ledger, c), c.tensor, c.kind_and_slice, c.dtype, str(list(c.shape))),
                 *(f"{c.bytes:,}", f"{c.wire_bytes:,}"),
                 *_over_hosts(ledger, f"{c.host_bytes:,}"),
+                *_with_loops(ledger, str(c.turns)),
             )
             for c in ledger.collectives
         ],
-        numbers=(5, 6, *_over_hosts(ledger, 7)),
+        numbers=tuple(range(5, 7 + (ledger.hosts > 1) + _has_loops(ledger))),
     )
 
 
@@ -70,9 +72,10 @@ def grouped(
 
 
 def sums(collectives: Sequence[Collective]) -> tuple[str, str, str]:
-    """Number, bytes and wire bytes of the collectives, as cells."""
-    total, wire = sum(c.bytes for c in collectives), sum(c.wire_bytes for c in collectives)
-    return str(len(collectives)), f"{total:,}", f"{wire:,}"
+    """Number, bytes and wire bytes of the collectives, as cells; a loop's count at each turn."""
+    total = sum(c.turns * c.bytes for c in collectives)
+    wire = sum(c.turns * c.wire_bytes for c in collectives)
+    return str(sum(c.turns for c in collectives)), f"{total:,}", f"{wire:,}"
 
 
 def yes_no(flag: bool) -> str:
@@ -106,3 +109,12 @@ def _role(ledger: CollectiveLedger, collective: Collective) -> str:
 def _over_hosts(ledger: CollectiveLedger, cell: _Cell) -> tuple[_Cell, ...]:
     """The cell of the column about traffic between hosts, if there are several hosts."""
     return (cell,) if ledger.hosts > 1 else ()
+
+
+def _has_loops(ledger: CollectiveLedger) -> bool:
+    return any(c.in_loop for c in ledger.collectives)
+
+
+def _with_loops(ledger: CollectiveLedger, cell: str) -> tuple[str, ...]:
+    """The cell of the column of turns, where there are loops: the others are of one turn."""
+    return (cell,) if _has_loops(ledger) else ()

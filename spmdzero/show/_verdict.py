@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from spmdzero.explain import CHIPS, StepTime, Verdict
+from spmdzero.explain import CHIPS, HOST_RATE, StepTime, Verdict
 from spmdzero.plan import sized
 from spmdzero.show._bar import HUES, legend
 
@@ -102,7 +102,11 @@ class Card:
                 f"{100 * self.time.mfu:.1f} % of the chip's peak (MFU)",
             ]
         if self.verdict.on_host:
-            figures.append(f"{sized(self.verdict.on_host)} a device rest in host memory")
+            took = f"{_short(1e3 * self.verdict.on_host / HOST_RATE)} ms"
+            figures.append(
+                f"{sized(self.verdict.on_host)} a device rest in host memory: {took} each way at "
+                f"{HOST_RATE / 1e9:.0f} GB/s, which is not in this time"
+            )
         if self.verdict.without_offloading is not None:
             room = f"{(self.verdict.hbm_bytes or 0) / 2**30:.0f} GiB"
             about = sized(self.verdict.without_offloading)

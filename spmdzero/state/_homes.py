@@ -21,9 +21,11 @@ class Home:
     layout: Layout
 
     def is_at(self, rest: Layout | None) -> bool:
-        """Whether `rest` has the same shards of the same mesh."""
+        """Whether `rest` has the same shards of the same mesh, in the same memory."""
         own = self.layout
-        return rest is not None and (own.mesh, own.spec) == (rest.mesh, rest.spec)
+        if rest is None or own.on_host != rest.on_host:
+            return False
+        return (own.mesh, own.spec) == (rest.mesh, rest.spec)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from spmdzero.backend import REPLICATED, Mesh, arrays, refuse_gradient_hooks, runtime
+from spmdzero.backend import REPLICATED, Mesh, arrays, refuse_gradient_hooks, resting, runtime
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import Layout
 from spmdzero.state._homes import exchange, left_home
@@ -54,6 +54,8 @@ def move_module(
         spec = REPLICATED if rest is None else rest.spec
         on_host = cast.device.type == "cpu"
         placed = mesh.place_part(cast, spec) if on_host else mesh.mark(arrays.fresh(cast), spec)
+        if rest is not None:
+            placed = resting(mesh, placed, rest)
         if is_parameter:
             placed = nn.Parameter(placed, requires_grad=tensor.requires_grad)
         # Users group parameters by attributes such as `no_decay`, which are kept.

@@ -50,6 +50,20 @@ class GradientPath:
             )
             return _times(reduced, self.scaling.after)
 
+    def part(self, name: str, local: torch.Tensor, *, shown: str) -> torch.Tensor:
+        """See `PartsOfGradients`."""
+        grad, layout = self.in_dtype(name, local), self.waiting(name)
+        with programs.scope(f"zero.gradient/{shown}"):
+            part = self.reduction.part_of_sum(
+                _times(grad, self.scaling.before), layout, dtype=self.wire.get(name)
+            )
+            return _times(part, self.scaling.after)
+
+    def of_part(self, name: str, part: torch.Tensor) -> torch.Tensor:
+        """See `PartsOfGradients`."""
+        layout = self.waiting(name)
+        return self.mesh.leave(part, layout.spec, layout.stored)
+
     def partial(self, name: str, local: torch.Tensor) -> torch.Tensor:
         """Converts one replica's gradient to a row of a partial `[n, *shape]`; nothing moves."""
         return self.reduction.partial(self.in_dtype(name, local))

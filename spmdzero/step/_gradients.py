@@ -56,9 +56,12 @@ class GradientStore:
     def _accumulators(self) -> dict[str, torch.Tensor]:
         return self._state.accumulators
 
-    def add_local(self, name: str, grad: torch.Tensor) -> None:
-        """Adds one replica's gradient, `[*shape]` in replica space."""
+    def add_local(self, name: str, grad: torch.Tensor, *, waits: bool = False) -> None:
+        """See `GradientSink`."""
         if not self.path.is_trained(name):
+            return
+        if waits:
+            self.add_reduced(name, grad)
             return
         if not self.deferring and name not in self._deferred:
             self.add_reduced(name, self.path.of_replica(name, grad))

@@ -117,9 +117,9 @@ class StepProgram:
         found: dict[str, torch.Tensor] = {}
         arriving = self.path.of_replica if self.in_region else self.path.of_batch
 
-        def sink(name: str, grad: torch.Tensor) -> None:
+        def sink(name: str, grad: torch.Tensor, *, waits: bool = False) -> None:
             if self.path.is_trained(name):
-                grad = arriving(name, grad)
+                grad = grad if waits else arriving(name, grad)
                 found[name] = self.path.plus(name, found[name], grad) if name in found else grad
 
         # The backward runs in this thread: autograd's threads would free values after the program

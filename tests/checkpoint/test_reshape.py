@@ -1,7 +1,6 @@
 """Any mesh to any mesh, any stage to any stage: the state is the same, bit for bit."""
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -64,9 +63,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, State]:
 
 # The meshes of the middle axes at the stages that shard most differently are enough.
 PLACES = [(0, mesh) for mesh in MESHES] + [(1, MESHES[0])] + [(2, mesh) for mesh in MESHES]
-# torch_xla's backend has no stage 3.
-JAX = os.environ.get("SPMDZERO_BACKEND") == "jax"
-PLACES += [(3, mesh) for mesh in MESHES] if JAX else []
+PLACES += [(3, mesh) for mesh in MESHES]
 
 
 @pytest.mark.parametrize(("stage", "mesh"), PLACES, ids=str)
@@ -102,7 +99,7 @@ def test_summands_of_another_mesh_become_their_sum(tmp_path: Path) -> None:
     assert torch.equal(whole_state(other)["accumulator/odd.weight"], sum(rows[1:], start=rows[0]))
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, *([3] if JAX else [])])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_fp32_becomes_bf16_with_fp32_masters_and_fp32_again(stage: int, tmp_path: Path) -> None:
     engine = start(settings(2))
     train(engine, range(2))
@@ -120,7 +117,7 @@ def test_fp32_becomes_bf16_with_fp32_masters_and_fp32_again(stage: int, tmp_path
 
 
 CHAINS = [([2], 2), ([4, 2, 1], 0), ([4, 2, 1], 1), ([4, 2, 1], 2), ([3, 7], 2)]
-CHAINS += [([4, 2, 1], 3), ([3, 7], 3)] if JAX else []
+CHAINS += [([4, 2, 1], 3), ([3, 7], 3)]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +142,6 @@ def test_eight_devices_to_others_and_back(tmp_path: Path, counts: list[int], sta
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not JAX, reason="torch_xla's backend has no stage 3")
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_state_of_stage_3_on_every_mesh_is_the_same_at_every_stage(

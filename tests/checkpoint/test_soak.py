@@ -33,8 +33,7 @@ thousands of steps; a lost or repeated step moves the loss by percents."""
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES, BATCH, EVERY = 160, 16, 5
 DEVICES = (8, 4, 2, 1)
-# torch_xla's backend has no stage 3.
-STAGES = 4 if os.environ.get("SPMDZERO_BACKEND") == "jax" else 3
+STAGES = 4
 
 
 class Smooth(nn.Module):

@@ -35,7 +35,7 @@ def reduction(tensor: str, shape: tuple[int, ...], kind: str = "all-reduce") -> 
     size = 2 * math.prod(shape)
     return Collective(
         kind=kind, dtype="bf16", shape=shape, bytes=size, wire_bytes=size, host_bytes=0,
-        group_size=8, scattered=True, asynchronous=False, in_loop=False, role="gradient",
+        group_size=8, scattered=True, asynchronous=False, in_loop=False, turns=1, role="gradient",
         tensor=tensor, op_name="", source="",
     )  # fmt: skip
 
@@ -47,6 +47,16 @@ def test_floor_is_two_psi_of_what_is_trained_and_at_stage_2_one_more_a_micro_bat
     # (K+1)Ψ(N-1)/N; the small tensor stays whole, so each of its reductions is an all-reduce.
     assert floor_elements(plan(2, micro_batches=4)) == (5 * sharded + 8 * whole) * 7 // 8
     assert floor_elements(plan(1, micro_batches=4)) == floor_elements(plan(1))
+
+
+def test_floor_at_stage_3_is_a_reduction_and_two_gathers_and_the_gathers_of_what_is_frozen() -> (
+    None
+):
+    trained, frozen = WEIGHT + BIAS, 512 * 512
+    # The small one stays whole, so its reduction is an all-reduce.
+    assert floor_elements(plan(3)) == (3 * trained + 2 * 512 + 2 * frozen) * 7 // 8
+    four = 4 * (3 * trained + 2 * 512 + 2 * frozen)
+    assert floor_elements(plan(3, micro_batches=4)) == four * 7 // 8
 
 
 @pytest.mark.parametrize(
@@ -62,6 +72,21 @@ def test_a_whole_square_slice_is_refused_for_its_topology_with_what_restores_it(
     assert [r.tensor for r in refused] == ["weight", "bias"]
     assert all("N-D all-reduce" in r.reason for r in refused)
     assert fix in refused[0].fix
+
+
+def test_a_refused_gradient_of_equal_blocks_is_found_by_their_common_name() -> None:
+    blocks = [
+        ParamSpec(name=f"blocks.{i}.w", shape=(1024, 512), dtype="bfloat16", trainable=True)
+        for i in range(2)
+    ]
+    mesh = MeshSpec.resolve({"fsdp": -1}, device_count=8)
+    made = ShardingPlan.build(
+        blocks, stage=2, mesh=mesh, master=True, moments=(), accumulator_dtype=None,
+        accumulation_steps=1,
+    )  # fmt: skip
+    looped = reduction("blocks.*.w", (1024, 512))
+    (refused,) = refused_scatters(made, [looped], topology=Topology.parse("v5e:2x4"))
+    assert refused.tensor == "blocks.*.w"
 
 
 def test_a_vector_is_refused_for_being_one() -> None:

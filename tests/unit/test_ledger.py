@@ -11,7 +11,7 @@ import torch
 
 import spmdzero
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.inspect import Collective, CollectiveLedger
+from spmdzero.inspect import Collective, CollectiveLedger, peak_temporary_bytes
 
 
 def by_tensor(collectives: tuple[Collective, ...]) -> dict[str, Collective]:
@@ -140,11 +140,53 @@ ENTRY %main (g: f32[16], s: f32[4]) -> (f32[16], f32[4]) {
 """
 
 
+# What libtpu makes of a counter of 64 bits, which a chip has as two words: it is below 5 where the
+# upper one is negative, or zero and the lower one is below 5.
+OF_TWO_WORDS = """\
+  %state = (f32[16]{0}, f32[4]{0}, u32[], u32[]) parameter(0)
+  %none = s32[] constant(0)
+  %zero = u32[] constant(0)
+  %end = u32[] constant(5)
+  %upper = u32[] get-tuple-element(%state), index=3
+  %signed = s32[] bitcast-convert(%upper)
+  %negative = pred[] compare(%signed, %none), direction=LT
+  %small = pred[] compare(%upper, %zero), direction=EQ
+  %lower = u32[] get-tuple-element(%state), index=2
+  %below = pred[] compare(%lower, %end), direction=LT
+  %both = pred[] and(%small, %below)
+  ROOT %more = pred[] or(%negative, %both)
+"""
+
+
+def test_a_counter_of_two_words_tells_how_often_a_loop_turns() -> None:
+    body = "  %state = (f32[16]{0}, f32[4]{0}) parameter(0)\n  ROOT %true = pred[] constant(true)\n"
+    assert body in LOOP
+    text = LOOP.replace(body, OF_TWO_WORDS)
+    zeros = "  %word = u32[] constant(0)\n"
+    start = "  %start = (f32[16]{0}, f32[4]{0}) tuple(%g, %s)"
+    text = text.replace(start, f"{zeros}  %start = (f32[16]{{0}}, f32[4]{{0}}, u32[], u32[]) "
+                        "tuple(%g, %s, %word, %word)")  # fmt: skip
+    (total,) = CollectiveLedger.from_hlo(text).collectives
+    assert total.turns == 5
+
+
 @pytest.mark.parametrize(("carried", "scattered"), [("%g", True), ("%all-reduce", False)])
 def test_sum_that_a_loop_carries_whole_is_not_scattered(carried, scattered):
     text = LOOP.replace("tuple(%g, %own)", f"tuple({carried}, %own)")
     (total,) = CollectiveLedger.from_hlo(text).collectives
     assert (total.in_loop, total.scattered) == (True, scattered)
+
+
+def test_a_loop_moves_at_each_turn_and_turns_in_the_memory_that_it_begins_with() -> None:
+    told = 'body=%body, backend_config={"known_trip_count":{"n":"3"}}'
+    text = LOOP.replace("body=%body", told)
+    ledger = CollectiveLedger.from_hlo(text)
+    (total,) = ledger.collectives
+    assert (total.turns, total.bytes, ledger.bytes) == (3, 64, 192)
+    assert ledger.wire_bytes == 3 * total.wire_bytes
+    assert ledger.by_kind() == {"all-reduce": 3}
+    # The sum and its double, never the tuple again.
+    assert peak_temporary_bytes(text) == 64 + 64
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from spmdzero.backend.jax._quirks import JaxQuirks
 from spmdzero.backend.jax._tensor import DEVICE, LazyTensor
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.protocols._region import AttentionCall, AttentionChoice, Recompute
-from spmdzero.backend.replica import RecomputedBlocks, ReplicaRandom, kept_on_host
-from spmdzero.backend.replica._around import Upload
+from spmdzero.backend.replica import RecomputedBlocks, kept_on_host
+from spmdzero.backend.replica._around import Provided
 from spmdzero.backend.scan import Scan, equal_blocks_as_loops, made_real
 
 
@@ -60,9 +60,7 @@ class JaxAround:
         self.attention: tuple[AttentionCall, ...] = ()
 
     @contextlib.contextmanager
-    def forward(
-        self, random: ReplicaRandom, upload: Upload, enter_whole: Upload, *, loops: bool
-    ) -> Iterator[None]:
+    def forward(self, provided: Provided, *, loops: bool) -> Iterator[None]:
         """Context around a forward in the region."""
         with (
             _inside(),
@@ -71,9 +69,7 @@ class JaxAround:
             # Inside the loops, because recomputation concerns a part of a loop's body.
             self._recomputed(),
             kept_on_host(self._keep_on_host),
-            equal_blocks_as_loops(
-                self._module, self._scan if loops else "off", LOOPS, random, upload, enter_whole
-            ),
+            equal_blocks_as_loops(self._module, self._scan if loops else "off", LOOPS, provided),
         ):
             yield
         self.attention = tuple(kernels.calls)

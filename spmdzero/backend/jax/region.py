@@ -1,7 +1,7 @@
 """The replica region and the global forward, on JAX."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from spmdzero.backend.protocols._mesh import REPLICATED
 from spmdzero.backend.protocols._region import (
     AttentionChoice,
     GradientSink,
+    PartsOfGradients,
     Recompute,
     RegionRules,
     Wrote,
@@ -39,6 +40,7 @@ def replica_region(
     keep_on_host: bool = False,
     wrote: Wrote = ignore_writes,
     layouts: Mapping[str, Layout] | None = None,
+    parts: Callable[[], PartsOfGradients] | None = None,
 ) -> ReplicaRegion:
     """A `ReplicaRegion`; autocast to keep_on_host as in `JaxAround`."""
     watch_reads(mesh)
@@ -46,7 +48,9 @@ def replica_region(
         module, autocast=autocast, attention=attention, scan=scan, recompute=recompute,
         keep_on_host=keep_on_host,
     )  # fmt: skip
-    gathered = GatheredAtUse(mesh, layouts, JaxGathering(mesh)) if layouts else None
+    gathered = None
+    if layouts and parts:
+        gathered = GatheredAtUse(mesh, layouts, JaxGathering(mesh), parts, seed=seed)
     return ReplicaRegion(
         mesh=mesh, module=module, sink=sink, rules=rules, around=around, seed=seed, wrote=wrote,
         gathered=gathered,

@@ -30,8 +30,9 @@ class Backend:
             gradients that reach the sink are `seed` times those of the global loss. It is 1, or the
             number of devices, with which each replica differentiates its own loss. `wrote` is
             called with the names of parameters and buffers that a forward wrote, once they hold
-            their new values. `layouts` has the layouts of parameters that are stored as shards; it
-            is given where there are some, to a backend that can gather them.
+            their new values. `layouts` has the layouts of parameters that are stored as shards, and
+            `parts` returns the `PartsOfGradients` that reduces theirs in loops; both are
+            given where there are some, to a backend that can gather them.
         global_forward: makes the `Forward` that runs a module on the whole batch, which the
             compiler splits. Arguments: `mesh`, `module`, `autocast` and `wrote`.
         reduction: makes the `Reduction` that sums gradients over the replicas. Arguments: `mesh`,

@@ -159,6 +159,11 @@ class Reduction(Protocol):
             dtype: in which it crosses the wire, None for the reduction's own.
         """
 
+    def part_of_sum(
+        self, local: torch.Tensor, layout: Layout, *, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """This device's part of what `reduce_local` returns, in replica space; called in a loop."""
+
     def reduce_partial(
         self, partial: torch.Tensor, layout: Layout, *, dtype: torch.dtype | None = None
     ) -> torch.Tensor:

@@ -13,13 +13,46 @@ OutputRule = Literal["batch", "mean", "sum", "agree", "stack"]
 AttentionChoice = Literal["auto", "kernel", "plain"]
 RecomputePolicy = Literal["nothing", "dots", "everything", "offload"]
 Recompute = RecomputePolicy | Mapping[str, RecomputePolicy]
-# A parameter's name, and one replica's gradient of it in replica space; those of one name are
-# summed.
-GradientSink = Callable[[str, torch.Tensor], None]
 # Names of parameters and buffers that a forward wrote.
 Wrote = Callable[[Collection[str]], None]
 KeySource = Callable[[int], torch.Tensor]
 Reader = Callable[[torch.Tensor], torch.Tensor]
+
+
+class GradientSink(Protocol):
+    """Takes the gradients that a backward finds; several of one parameter are summed."""
+
+    def __call__(self, name: str, grad: torch.Tensor, *, waits: bool = False) -> None:
+        """A gradient of the parameter `name`.
+
+        Args:
+            grad: one replica's, `[*shape]` in replica space.
+            waits: it is in the form in which gradients wait for the step instead, as a loop leaves
+                it: see `PartsOfGradients`.
+        """
+
+
+class PartsOfGradients(Protocol):
+    """How a loop reduces, in each turn, the gradients of parameters that rest as shards."""
+
+    @property
+    def unit(self) -> float:
+        """What the sum over replicas is multiplied by on the way."""
+
+    def is_trained(self, name: str) -> bool:
+        """Whether the gradient of this parameter is used."""
+
+    def part(self, name: str, local: torch.Tensor, *, shown: str) -> torch.Tensor:
+        """Of the sum over replicas of each device's `local` this device's part, in replica space.
+
+        Args:
+            name: of the parameter.
+            local: `[*shape]`, in replica space.
+            shown: the name under which the ledger has it.
+        """
+
+    def of_part(self, name: str, part: torch.Tensor) -> torch.Tensor:
+        """The gradient, in the form in which it waits for the step, of the devices' parts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,14 @@
 """Protocols of a backend's contexts around a forward and a backward, and of its quirks."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 
 from spmdzero.backend.protocols._region import AttentionCall
+from spmdzero.backend.replica._gathered import GatheredAtUse
 from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.errors import ReplicaRegionError
 
@@ -30,6 +32,23 @@ class Quirks(Protocol):
         """The result of a factory, such that writes through its views reach it."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Provided:
+    """What a forward in the region runs on.
+
+    Attributes:
+        random: the replicas' random numbers.
+        upload: a CPU tensor -> every replica's copy.
+        enter_whole: a global tensor -> every replica's copy.
+        gathered: gives operations the parameters that rest as shards; None where none does.
+    """
+
+    random: ReplicaRandom
+    upload: Upload
+    enter_whole: Upload
+    gathered: GatheredAtUse | None = None
+
+
 class Around(Protocol):
     """The contexts that a backend puts around the module's forward and backward.
 
@@ -44,14 +63,12 @@ class Around(Protocol):
         """The differences between the backend's operations and torch's."""
 
     def forward(
-        self, random: ReplicaRandom, upload: Upload, enter_whole: Upload, *, loops: bool
+        self, provided: Provided, *, loops: bool
     ) -> contextlib.AbstractContextManager[None]:
         """Context around a forward in the region.
 
         Args:
-            random: the replicas' random numbers.
-            upload: maps a CPU tensor to every replica's copy.
-            enter_whole: maps a global tensor to every replica's copy.
+            provided: the inputs of the forward.
             loops: whether equal blocks may become loops. Their results may raise FollowError.
         """
 

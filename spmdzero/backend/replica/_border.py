@@ -16,6 +16,7 @@ from spmdzero.backend.forms._autograd_graph import hands_over, nodes_behind
 from spmdzero.backend.forms._crossing import Crossing, Way
 from spmdzero.backend.forms._with_graph import refuse_graph
 from spmdzero.backend.protocols._mesh import REPLICATED, Mesh
+from spmdzero.backend.protocols._region import GradientSink, PartsOfGradients
 from spmdzero.backend.replica import _manual
 from spmdzero.errors import ReplicaRegionError
 
@@ -43,6 +44,8 @@ class _EnteringParameter(_Entering):
     ) -> torch.Tensor:
         """See the class."""
         ctx.sink = sink
+        # A loop has the gradients of what it gathers go by other ways.
+        ctx.set_materialize_grads(False)
         return _Entering.forward(ctx, tensor, there, back)
 
     @staticmethod
@@ -50,6 +53,8 @@ class _EnteringParameter(_Entering):
         ctx: Any, *grads: torch.Tensor
     ) -> tuple[torch.Tensor | None, None, None, None]:
         """See the class."""
+        if any(grad is None for grad in grads):
+            return None, None, None, None
         if hands_over():
             return *_Entering.backward(ctx, *grads), None
         if torch.is_grad_enabled():
@@ -104,7 +109,7 @@ def enter_parameter(
     name: str,
     mesh: Mesh,
     seed: int,
-    sink: Callable[[str, torch.Tensor], None],
+    sink: GradientSink,
     *,
     there: Way,
 ) -> torch.Tensor:
@@ -116,6 +121,33 @@ def enter_parameter(
     """
     entered = _EnteringParameter.apply(
         parameter, there, _whole(mesh, seed)[1], functools.partial(sink, name)
+    )
+    return cast(torch.Tensor, entered)
+
+
+def enter_part(
+    parameter: torch.Tensor,
+    name: str,
+    sink: GradientSink,
+    *,
+    there: Way,
+    parts: PartsOfGradients,
+    seed: int,
+) -> torch.Tensor:
+    """What stands for a parameter where a loop takes it as shards: its gradient is a part.
+
+    Where `torch.autograd.grad` is asked for it, it is that of `enter_whole`.
+
+    Args:
+        there: returns a tensor of the form of a part, of whose value no use is made.
+        parts: whose `part` the gradient is.
+    """
+
+    def back(part: torch.Tensor) -> torch.Tensor:
+        return _times(parts.of_part(name, part), 1 / (parts.unit * seed))
+
+    entered = _EnteringParameter.apply(
+        parameter, there, back, lambda part: sink(name, parts.of_part(name, part), waits=True)
     )
     return cast(torch.Tensor, entered)
 

@@ -79,7 +79,7 @@ def _enter_state(
     state = {}
     for name, parameter in own.parameters.items():
         if gathered is not None and name in gathered.layouts:
-            there = functools.partial(gathered.enter, name=name)
+            there = functools.partial(gathered.enter, name=name, sink=own.sink)
         else:
             there = functools.partial(_manual.enter_copy, mesh=mesh)
         if parameter.requires_grad and torch.is_grad_enabled():

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +12,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from spmdzero.backend._current import arrays, programs
 from spmdzero.backend.forms._order import after
 from spmdzero.backend.protocols._mesh import Mesh
+from spmdzero.backend.protocols._region import GradientSink, PartsOfGradients
+from spmdzero.backend.replica._border import enter_part
 from spmdzero.plan import Layout
 
 _CAST = torch.ops.aten._to_copy.default
@@ -24,20 +26,26 @@ _AHEAD = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class _Shard:
+class Shard:
     """The shard from which a whole parameter is gathered.
 
     Attributes:
         name: of the parameter.
+        shown: the name in the ledger.
         local: this device's part, in replica space.
         dim: the dim along which the parts are joined.
+        parameter: the whole parameter, in global space.
+        sink: takes the parameter's gradient.
         widened: the wider dtype to which the whole is cast, None for that of `local`.
         stamp: the write stamp of the stand-in; another one means that the shard is out of date.
     """
 
     name: str
+    shown: str
     local: torch.Tensor
     dim: int
+    parameter: torch.Tensor
+    sink: GradientSink
     widened: torch.dtype | None = None
     stamp: Any = None
 
@@ -97,13 +105,32 @@ class GatheredAtUse:
         mesh: the devices.
         layouts: name -> layout, of the parameters that are stored as shards.
         gathering: the backend's functions.
+        parts: makes what reduces the parameters' gradients in loops.
+        seed: gradients in the region are `seed` times those of the global loss.
+        lets_go: whether a gathered parameter is dropped after others, and gathered again.
     """
 
-    def __init__(self, mesh: Mesh, layouts: Mapping[str, Layout], gathering: Gathering) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        layouts: Mapping[str, Layout],
+        gathering: Gathering,
+        parts: Callable[[], PartsOfGradients],
+        *,
+        seed: int,
+        lets_go: bool = True,
+    ) -> None:
         self._mesh, self.layouts, self._gathering = mesh, layouts, gathering
-        self._shards: weakref.WeakKeyDictionary[Any, _Shard] = weakref.WeakKeyDictionary()
-        self._live: collections.OrderedDict[int, tuple[_Shard, torch.Tensor]]
+        self._parts, self._seed, self._lets_go = parts, seed, lets_go
+        self._shards: weakref.WeakKeyDictionary[Any, Shard] = weakref.WeakKeyDictionary()
+        self._live: collections.OrderedDict[int, tuple[Shard, torch.Tensor]]
         self._forget()
+
+    def in_body(self) -> "GatheredAtUse":
+        """Another one, for a loop's body, which holds what it gathers until its turn ends."""
+        return GatheredAtUse(
+            self._mesh, self.layouts, self._gathering, self._parts, seed=self._seed, lets_go=False
+        )
 
     def __enter__(self) -> None:
         """Context around a forward, or a backward pass."""
@@ -111,28 +138,55 @@ class GatheredAtUse:
     def __exit__(self, *_: object) -> None:
         self._forget()
 
+    def passed(self, made: torch.Tensor) -> None:
+        """A loop has run, and has made `made`: what was gathered before is not kept through it."""
+        self._forget()
+        self._latest = made
+
     def _forget(self) -> None:
         # A tensor that is alive at the end would become a result of the program.
         self._live = collections.OrderedDict()
         self._latest: torch.Tensor | None = None
         self._before: collections.deque[torch.Tensor | None] = collections.deque(maxlen=_AHEAD + 1)
 
-    def enter(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
+    def enter(self, parameter: torch.Tensor, name: str, sink: GradientSink) -> torch.Tensor:
         """The stand-in for a global parameter, `[*shape]` in replica space."""
         layout = self.layouts[name]
         assert layout.placement.dim is not None
         local = self._mesh.enter(parameter, layout.spec)
-        return self._stand_in(_Shard(name=name, local=local, dim=layout.placement.dim))
+        dim = layout.placement.dim
+        return self.stand_in(
+            Shard(name=name, shown=name, local=local, dim=dim, parameter=parameter, sink=sink)
+        )
 
-    def _stand_in(self, shard: _Shard) -> torch.Tensor:
+    def part(self, shard: Shard, gradient: torch.Tensor) -> torch.Tensor | None:
+        """This device's part of the sum over replicas of `gradient`; None where nobody wants it."""
+        parts = self._parts()
+        if not parts.is_trained(shard.name):
+            return None
+        return parts.part(shard.name, gradient, shown=shard.shown)
+
+    def awaiting_part(self, shard: Shard, dtype: torch.dtype) -> torch.Tensor:
+        """What autograd hands the parts of a parameter's gradient to, in their dtype."""
+        return enter_part(
+            shard.parameter,
+            shard.name,
+            shard.sink,
+            there=lambda _: shard.local.to(dtype),
+            parts=self._parts(),
+            seed=self._seed,
+        )
+
+    def stand_in(self, shard: Shard) -> torch.Tensor:
+        """The whole parameter of a shard, which is gathered where an operation uses it."""
         whole = self._whole(shard, shard.local)
         # Autograd keeps the stand-in alive, and a read in between would gather it.
         source = self._gathering.stand_in(whole)
         self._shards[source] = dataclasses.replace(shard, stamp=self._gathering.stamp(whole))
         return whole
 
-    def _whole(self, shard: _Shard, local: torch.Tensor) -> torch.Tensor:
-        with programs.scope(f"zero.parameter/{shard.name}"):
+    def _whole(self, shard: Shard, local: torch.Tensor) -> torch.Tensor:
+        with programs.scope(f"zero.parameter/{shard.shown}"):
             whole = self._gathering.all_gather(local, axis="fsdp", dim=shard.dim)
             return whole if shard.widened is None else _CAST(whole, dtype=shard.widened)
 
@@ -146,37 +200,42 @@ class GatheredAtUse:
             self._gathering.note_view(func, args, kwargs, made)
             return made
         casts = func is _CAST and self._gathering.is_whole(args[0])
-        if casts and (shard := self._shard_of(args[0])) is not None:
+        if casts and (shard := self.shard_of(args[0])) is not None:
             cast = func(shard.local, *args[1:], **kwargs)
             if cast.element_size() > shard.local.element_size():
-                return self._stand_in(dataclasses.replace(shard, widened=cast.dtype))
-            return self._stand_in(dataclasses.replace(shard, local=cast, widened=None))
+                return self.stand_in(dataclasses.replace(shard, widened=cast.dtype))
+            return self.stand_in(dataclasses.replace(shard, local=cast, widened=None))
         args, kwargs = tree_map_only(torch.Tensor, self._operand, (args, kwargs))
         made = func(*args, **kwargs)
         self._note(made)
         return made
 
-    def _shard_of(self, tensor: Any) -> _Shard | None:
+    def shard_of(self, tensor: Any) -> Shard | None:
+        """What `tensor` stands for, or views; None where it is not a stand-in, or was written."""
         source = self._gathering.source_of(tensor)
         shard = None if source is None else self._shards.get(source)
         written = shard is not None and self._gathering.stamp(tensor) != shard.stamp
         return None if written else shard
 
     def _operand(self, tensor: torch.Tensor) -> torch.Tensor:
-        shard = self._shard_of(tensor)
+        shard = self.shard_of(tensor)
         if shard is None:
             return tensor
         if id(shard) in self._live:
             self._live.move_to_end(id(shard))
         else:
-            earlier = self._before[0] if self._before else None
-            tie = self._latest if earlier is None else earlier
-            local = shard.local if tie is None else after(shard.local, tie)
+            local = self._tied(shard.local) if self._lets_go else shard.local
             self._live[id(shard)] = shard, self._whole(shard, local)
             self._before.append(self._latest)
-            while len(self._live) > _LIVE:
+            while self._lets_go and len(self._live) > _LIVE:
                 self._live.popitem(last=False)
         return self._gathering.viewed_as(tensor, self._live[id(shard)][1])
+
+    def _tied(self, local: torch.Tensor) -> torch.Tensor:
+        """A shard that can't be gathered before what was computed shortly before."""
+        earlier = self._before[0] if self._before else None
+        tie = self._latest if earlier is None else earlier
+        return local if tie is None else after(local, tie)
 
     def _note(self, made: Any) -> None:
         for tensor in tree_leaves(made):

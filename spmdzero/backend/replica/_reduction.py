@@ -68,6 +68,16 @@ class GradientReduction:
         """
         if self._annotates(local.dim(), layout):
             return self._annotated(self.partial(local), layout, dtype=dtype)
+        part = self.part_of_sum(local, layout, dtype=dtype)
+        return self.mesh.leave(part, layout.spec, layout.stored)
+
+    def part_of_sum(
+        self, local: torch.Tensor, layout: Layout, *, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """This device's part of the sum over replicas of each device's `local`, in replica space.
+
+        It is reduced by a call, whatever the method: a loop's body has no global space.
+        """
         spec, dtype = self.mesh.spec, dtype or self.dtype
         moved = local if dtype is None else local.to(dtype)
         dim = layout.placement.dim or 0
@@ -76,7 +86,7 @@ class GradientReduction:
         moved = self.mesh.reduce_scatter(moved, axis="fsdp", dim=dim, steps=self.steps)
         if spec.data > 1:
             moved = self.mesh.all_reduce(moved, axis="data")
-        return self.mesh.leave(moved.to(local.dtype), layout.spec, layout.stored)
+        return moved.to(local.dtype)
 
     def release_whole(self, gradient: torch.Tensor, layout: Layout) -> torch.Tensor:
         """A reduced gradient with the same values, of which each device keeps only its shard.

@@ -29,7 +29,7 @@ from spmdzero.backend.protocols._region import (
     ignore_writes,
 )
 from spmdzero.backend.replica import _manual
-from spmdzero.backend.replica._around import Around, FollowError
+from spmdzero.backend.replica._around import Around, FollowError, Provided
 from spmdzero.backend.replica._dispatch import RegionDispatch
 from spmdzero.backend.replica._entered import Entered, enter
 from spmdzero.backend.replica._forbidden import (
@@ -165,10 +165,13 @@ class ReplicaRegion:
     ) -> tuple[Any, RegionDispatch]:
         replicas = _reparametrize_module(self._module, entered.state, tie_weights=True)
         with self._gathers(), self._dispatch(own.key, own.read) as dispatch:
-            around = self._around.forward(
-                dispatch.random, self._upload, self._enter_whole, loops=loops
+            provided = Provided(
+                random=dispatch.random,
+                upload=self._upload,
+                enter_whole=self._enter_whole,
+                gathered=self._gathered,
             )
-            with around:
+            with self._around.forward(provided, loops=loops):
                 again = second_runs(lambda: self._again(entered.watch.before))
                 with replicas, let_in(), again, inside or contextlib.nullcontext():
                     output = self._module(*entered.args, **entered.kwargs)

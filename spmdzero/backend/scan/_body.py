@@ -18,6 +18,7 @@ class Block:
 
     Attributes:
         module: the block, with the replica's parameters.
+        name: of the block and its equals, with a star for the number.
         call: runs the module, in the place of its own call.
         args, kwargs: the arguments after the first one.
         x: shape and dtype of the first argument.
@@ -25,6 +26,7 @@ class Block:
     """
 
     module: nn.Module
+    name: str
     call: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -50,7 +52,9 @@ class Body:
     block's parameters and buffers, the keys of its draws, and its uploads. It returns y and the
     saved tensors. The inputs of `backward` are the same up to the buffers, then dy, the gradient so
     far of each of `shared`, the keys, the uploads, and the saved products. It returns dx, the
-    gradients of `shared` with those so far added, and the gradients of `trained`.
+    gradients of `shared` with those so far added, and the gradients of `trained`. Of a parameter in
+    `sharded` both take this device's shard, and `backward` returns this device's part of the sum of
+    its gradients over replicas.
 
     Attributes:
         output: the form of the block's output.
@@ -61,6 +65,8 @@ class Body:
         forms: the forms of these products.
         shared: indices of the shared inputs that have a gradient.
         trained: names of the parameters that have a gradient.
+        gradients: the forms of these gradients.
+        sharded: names of the parameters that the block gathers itself.
     """
 
     forward: FoldedFunction
@@ -73,6 +79,8 @@ class Body:
     forms: tuple[Form, ...] = ()
     shared: tuple[int, ...] = ()
     trained: tuple[str, ...] = ()
+    gradients: tuple[Form, ...] = ()
+    sharded: tuple[str, ...] = ()
 
     def is_same(self, other: "Body") -> bool:
         """Whether two blocks compute the same."""
@@ -99,5 +107,5 @@ def _program(body: Body) -> tuple[Any, ...]:
     return (
         *((f.proto, f.arrangement) for f in functions),
         *(body.output, body.draws, len(body.uploads), body.saves_x, body.saved, body.forms),
-        *(body.shared, body.trained),
+        *(body.shared, body.trained, body.gradients, body.sharded),
     )

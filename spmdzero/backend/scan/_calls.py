@@ -10,6 +10,7 @@ from torch import nn
 from spmdzero._logging import log_once
 from spmdzero.backend._current import current, runtime
 from spmdzero.backend.replica._anchors import is_hooked
+from spmdzero.backend.replica._around import Provided
 from spmdzero.backend.replica._candidates import (
     Candidate,
     candidates,
@@ -17,7 +18,6 @@ from spmdzero.backend.replica._candidates import (
 )
 from spmdzero.backend.replica._class_calls import calls_replaced
 from spmdzero.backend.replica._plain import flatten
-from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.backend.replica._refused import NotALoopError
 from spmdzero.backend.scan._body import Block, Body
 from spmdzero.backend.scan._chain import Call, Chain
@@ -33,9 +33,7 @@ def equal_blocks_as_loops(
     model: nn.Module,
     scan: Scan,
     loops: Loops,
-    random: ReplicaRandom,
-    upload: Callable[[torch.Tensor], torch.Tensor],
-    enter: Callable[[torch.Tensor], torch.Tensor],
+    provided: Provided,
 ) -> Iterator[None]:
     """Context in which equal blocks of `model` that follow each other become one loop.
 
@@ -43,14 +41,14 @@ def equal_blocks_as_loops(
         model: a module with the replica's parameters.
         scan: "auto" makes loops only in programs for TPUs.
         loops: those of the backend.
-        random, upload, enter: see `Chain`.
+        provided: the inputs of the forward.
     """
     if scan == "off" or (scan == "auto" and runtime.program_platform() != "TPU"):
         yield
         return
     found = candidates(model)
     classes = {type(part) for part in model.modules() if id(part) in found}
-    calls = _Calls(found, loops, random=random, upload=upload, enter=enter)
+    calls = _Calls(found, loops, provided)
     with contextlib.ExitStack() as stack:
         stack.callback(calls.let_go)
         for kind in classes:
@@ -59,8 +57,8 @@ def equal_blocks_as_loops(
 
 
 class _Calls:
-    def __init__(self, found: dict[int, Candidate], loops: Loops, **given: Any) -> None:
-        self._found, self._loops, self._given = found, loops, given | {"loops": loops}
+    def __init__(self, found: dict[int, Candidate], loops: Loops, provided: Provided) -> None:
+        self._found, self._loops, self._provided = found, loops, provided
         self._chain: Chain | None = None
         self._series = 0
         self._unrolled: set[int] = set()
@@ -100,14 +98,16 @@ class _Calls:
         rest, kwargs = made_real((tuple(rest), kwargs))
         follows = follows and chain is not None and not chain.is_real
         try:
-            body, shared, checkpointed = self._trace(call, module, x, rest, kwargs)
+            body, shared, checkpointed = self._trace(candidate, call, module, x, rest, kwargs)
         except NotALoopError as reason:
             self._leave(candidate, str(reason))
             x = made_real(x)
             return call(module, x, *rest, **kwargs)
         if not follows or chain is None or not _continues(chain, body, shared):
             x = made_real(x)
-            chain = self._chain = Chain(body, x, shared, last=candidate.place - 1, **self._given)
+            chain = self._chain = Chain(
+                body, x, shared, self._loops, self._provided, last=candidate.place - 1
+            )
             self._series = candidate.series
         chain.last = candidate.place
         made = chain.add(
@@ -124,6 +124,7 @@ class _Calls:
 
     def _trace(
         self,
+        candidate: Candidate,
         call: Callable[..., Any],
         module: nn.Module,
         x: torch.Tensor,
@@ -140,6 +141,7 @@ class _Calls:
         checkpointed = is_hooked()
         block = Block(
             module=module,
+            name=f"{candidate.name}.*".removeprefix("."),
             call=call,
             args=rest,
             kwargs=kwargs,
@@ -148,7 +150,7 @@ class _Calls:
         )
         self._tracing = True
         try:
-            return trace(block, self._loops), shared, checkpointed
+            return trace(block, self._loops, self._provided.gathered), shared, checkpointed
         finally:
             self._tracing = False
 

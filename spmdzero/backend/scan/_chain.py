@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,13 +12,14 @@ from torch import nn
 
 from spmdzero.backend._current import current
 from spmdzero.backend._keys import draw_key
+from spmdzero.backend.replica._around import Provided
 from spmdzero.backend.replica._candidates import FEWEST, surroundings
+from spmdzero.backend.replica._gathered import Shard
 from spmdzero.backend.replica._plain import flatten, unflatten
-from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.backend.replica._recompute import recomputed
 from spmdzero.backend.scan._body import Body
 from spmdzero.backend.scan._loop import Given, run
-from spmdzero.backend.scan._parts import Loops
+from spmdzero.backend.scan._parts import Loops, shards_of
 from spmdzero.backend.scan._pending_block import StandIn, followed_error
 from spmdzero.backend.scan._unrolled import Unrolled
 
@@ -51,8 +52,7 @@ class Chain:
         x: the first block's input.
         shared: the tensors that each block takes beside.
         loops: those of the backend.
-        random: the replicas' random numbers.
-        upload, enter: map a CPU tensor, and one on the devices, to every replica's copy.
+        provided: the inputs of the forward.
 
     Attributes:
         last: the place of the latest block in its row.
@@ -64,16 +64,13 @@ class Chain:
         body: Body,
         x: torch.Tensor,
         shared: Sequence[torch.Tensor],
-        *,
         loops: Loops,
-        random: ReplicaRandom,
-        upload: Callable[[torch.Tensor], torch.Tensor],
-        enter: Callable[[torch.Tensor], torch.Tensor],
+        provided: Provided,
+        *,
         last: int,
     ) -> None:
         self.body, self.shared, self.last = body, shared, last
-        self._x, self._random, self._loops = x, random, loops
-        self._upload, self._enter = upload, enter
+        self._x, self._loops, self._provided = x, loops, provided
         self._calls: list[Call] = []
         self._made: list[weakref.ref[StandIn]] = []
         self._values: dict[int, torch.Tensor] = {}
@@ -130,23 +127,38 @@ class Chain:
                     form=flatten((self._calls[0].args, self._calls[0].kwargs))[1],
                     around=functools.partial(_as_then, self.surroundings),
                     loops=self._loops,
-                    upload=self._upload,
+                    upload=self._provided.upload,
+                    gathered=self._provided.gathered,
                 )
                 self._values[end] = run(self.body, self._given(), self._loops.run, unrolled)
         self._calls.clear()
 
     def _given(self) -> Given:
-        blocks = [call.module for call in self._calls]
+        blocks, provided = [call.module for call in self._calls], self._provided
+        parameters: list[dict[str, torch.Tensor]] = [dict(b.named_parameters()) for b in blocks]
+        shards = [shards_of(found, provided.gathered) for found in parameters]
         return Given(
             x=self._x,
             shared=self.shared,
-            replica=self._random.replica,
-            parameters=[dict(block.named_parameters()) for block in blocks],
+            replica=provided.random.replica,
+            parameters=parameters,
+            shards=shards,
+            awaiting=[self._awaiting(found) for found in shards],
             buffers=[dict(block.named_buffers()) for block in blocks],
-            keys=[[self._random.key(key) for key in call.keys] for call in self._calls],
-            uploads=[self._upload(host) for host in self.body.uploads],
-            enter=self._enter,
+            keys=[[provided.random.key(key) for key in call.keys] for call in self._calls],
+            uploads=[provided.upload(host) for host in self.body.uploads],
+            enter=provided.enter_whole,
         )
+
+    def _awaiting(self, shards: Mapping[str, Shard]) -> list[torch.Tensor]:
+        """What the parts of one block's gradients are handed to, in the order of `trained`."""
+        trained = zip(self.body.trained, self.body.gradients, strict=True)
+        gathered = self._provided.gathered
+        return [
+            gathered.awaiting_part(shards[name], form.dtype)
+            for name, form in trained
+            if gathered is not None and name in shards
+        ]
 
     def _run_each(self) -> None:
         x, after = self._x, torch.get_rng_state()

@@ -8,6 +8,7 @@ import torch
 
 from spmdzero.backend.protocols._compiler import FoldedFunction
 from spmdzero.backend.replica._anchors import no_hooks
+from spmdzero.backend.replica._gathered import Shard
 from spmdzero.backend.scan._body import Body
 from spmdzero.backend.scan._parts import Form, Run
 from spmdzero.backend.scan._unrolled import Tensors, Unrolled
@@ -22,6 +23,8 @@ class Given:
         shared: tensors that are the same for each block.
         replica: the replica's number, `[1]` int32.
         parameters, buffers: of each block, by name.
+        shards: of each block the parameters that it gathers itself, by name.
+        awaiting: of each block the tensors that take the parts of their gradients.
         keys: the keys of each block's draws, 0-dim int32 each.
         uploads: the same for each block.
         enter: maps a whole tensor to every replica's copy.
@@ -31,6 +34,8 @@ class Given:
     shared: Sequence[torch.Tensor]
     replica: torch.Tensor
     parameters: Sequence[dict[str, torch.Tensor]]
+    shards: Sequence[dict[str, Shard]]
+    awaiting: Sequence[Sequence[torch.Tensor]]
     buffers: Sequence[dict[str, torch.Tensor]]
     keys: Sequence[Sequence[torch.Tensor]]
     uploads: Sequence[torch.Tensor]
@@ -40,11 +45,10 @@ class Given:
 def run(body: Body, given: Given, loop: Run, unrolled: Unrolled) -> torch.Tensor:
     """The last block's output; `unrolled` has the same blocks."""
     parameters = [t for block in given.parameters for t in block.values()]
+    awaiting = [t for block in given.awaiting for t in block]
+    tensors = given.x, *given.shared, *parameters, *awaiting
     with no_hooks():
-        return cast(
-            torch.Tensor,
-            _Blocks.apply(body, given, loop, unrolled, given.x, *given.shared, *parameters),
-        )
+        return cast(torch.Tensor, _Blocks.apply(body, given, loop, unrolled, *tensors))
 
 
 class _Blocks(torch.autograd.Function):
@@ -59,7 +63,9 @@ class _Blocks(torch.autograd.Function):
         *tensors: torch.Tensor,
     ) -> Any:
         names, buffers = list(given.parameters[0]), list(given.buffers[0])
-        sliced = _stacks(given.parameters) + _stacks(given.buffers)
+        local = [{n: shard.local for n, shard in shards.items()} for shards in given.shards]
+        rests = [whole | own for whole, own in zip(given.parameters, local, strict=True)]
+        sliced = _stacks(rests) + _stacks(given.buffers)
         keys = [torch.stack(list(column)) for column in zip(*given.keys, strict=True)]
         whole = [*given.shared, given.replica]
         made = [*([Form.of(x)] if body.saves_x else []), *body.forms]
@@ -78,10 +84,13 @@ class _Blocks(torch.autograd.Function):
             made=made,
             enter=given.enter,
         )
+        if unrolled.gathered is not None:
+            unrolled.gathered.passed(y)
         ctx.body, ctx.names, ctx.buffers, ctx.times = body, names, buffers, len(given.parameters)
         ctx.enter, ctx.loop, ctx.unrolled = given.enter, loop, unrolled
         ctx.counts = len(given.shared), len(sliced), len(keys), len(given.uploads)
-        own = tensors[len(given.shared) :]
+        own = tensors[len(given.shared) :][: len(given.parameters) * len(names)]
+        ctx.awaiting = sum(map(len, given.awaiting))
         ctx.save_for_backward(*own, x, *whole, *sliced, *keys, *given.uploads, *saved)
         return y
 
@@ -109,11 +118,11 @@ class _Blocks(torch.autograd.Function):
                 buffers=[dict(zip(ctx.buffers, some, strict=True)) for some in buffers],
                 keys=[[column[block] for column in keys] for block in range(ctx.times)],
             )
-            return None, None, None, None, *ctx.unrolled.gradients(tensors, *grad_outputs)
+            found = ctx.unrolled.gradients(tensors, *grad_outputs)
+            return None, None, None, None, *found, *[None] * ctx.awaiting
         # A body that doesn't read x gets the x at hand.
         xs = saved.pop(0) if body.saves_x else None
         sums = [torch.zeros_like(whole[i]) for i in body.shared]
-        parameters = dict(zip(ctx.names, stacks, strict=False))
         own = [("sliced", [xs])] if xs is not None else [("unread", [x])]
         outputs = _call(
             ctx.loop,
@@ -129,20 +138,33 @@ class _Blocks(torch.autograd.Function):
                 ("whole", uploads),
                 ("sliced", saved),
             ],
-            made=[_one(parameters[name]) for name in body.trained],
+            made=body.gradients,
             enter=ctx.enter,
         )
         dx, *outputs = outputs
-        sums_of = dict(zip(body.shared, outputs, strict=False))
-        found = dict(zip(body.trained, outputs[len(sums) :], strict=True))
-        slices = {name: stack.unbind() for name, stack in found.items()}
-        of_parameters = [
+        if ctx.unrolled.gathered is not None:
+            ctx.unrolled.gathered.passed(dx)
+        return None, None, None, None, dx, *_by_input(body, outputs, ctx)
+
+
+def _by_input(body: Body, outputs: Sequence[torch.Tensor], ctx: Any) -> list[torch.Tensor | None]:
+    """What the backward's loop returns after dx, for each tensor that the forward took after x."""
+    shared = len(body.shared)
+    sums = dict(zip(body.shared, outputs[:shared], strict=True))
+    slices = {
+        name: stack.unbind() for name, stack in zip(body.trained, outputs[shared:], strict=True)
+    }
+    # Of a shard the gradient is a part, and goes to what awaits parts.
+    parts = {name: slices.pop(name) for name in body.trained if name in body.sharded}
+    return [
+        *(sums.get(place) for place in range(ctx.counts[0])),
+        *(
             slices[name][block] if name in slices else None
             for block in range(ctx.times)
             for name in ctx.names
-        ]
-        of_shared = (sums_of.get(i) for i in range(shared))
-        return None, None, None, None, dx, *of_shared, *of_parameters
+        ),
+        *(parts[name][block] for block in range(ctx.times) for name in parts),
+    ]
 
 
 def _stacks(blocks: Sequence[dict[str, torch.Tensor]]) -> list[torch.Tensor]:

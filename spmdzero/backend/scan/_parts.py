@@ -2,12 +2,13 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from spmdzero.backend.replica import Quirks
+from spmdzero.backend.replica import GatheredAtUse, Quirks
+from spmdzero.backend.replica._gathered import Shard
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,3 +69,13 @@ class Loops:
     run: Run
     quirks: Quirks
     inside: Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def shards_of(
+    parameters: Mapping[str, torch.Tensor], gathered: GatheredAtUse | None
+) -> dict[str, Shard]:
+    """By name, of a block's parameters those that rest as shards."""
+    if gathered is None:
+        return {}
+    found = {name: gathered.shard_of(parameter) for name, parameter in parameters.items()}
+    return {name: shard for name, shard in found.items() if shard is not None}

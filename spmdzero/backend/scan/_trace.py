@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -15,12 +15,13 @@ from spmdzero.backend.protocols._compiler import FoldedFunction, StandInKeptErro
 from spmdzero.backend.replica._anchors import Anchors, no_hooks
 from spmdzero.backend.replica._dispatch import RegionDispatch
 from spmdzero.backend.replica._forbidden import kept_tensors
+from spmdzero.backend.replica._gathered import GatheredAtUse
 from spmdzero.backend.replica._plain import flatten, unflatten
 from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.backend.replica._refused import NotALoopError
 from spmdzero.backend.scan._body import Block, Body
 from spmdzero.backend.scan._draws import nothing_else_drawn
-from spmdzero.backend.scan._parts import Form, Loops
+from spmdzero.backend.scan._parts import Form, Loops, shards_of
 from spmdzero.backend.scan._run import Run
 from spmdzero.errors import SpmdZeroError
 
@@ -40,13 +41,15 @@ def _gradients(
     return found
 
 
-def trace(block: Block, loops: Loops) -> Body:
+def trace(block: Block, loops: Loops, gathered: GatheredAtUse | None) -> Body:
     """Traces `block` for a loop of the backend; the random generators don't change.
+
+    What `gathered` has as shards the traced block takes as shards, and gathers.
 
     Raises:
         NotALoopError: the block can't be the body of a loop.
     """
-    tracer = _Tracer(block, loops)
+    tracer = _Tracer(block, loops, gathered)
     if not torch.is_grad_enabled():
         return tracer.forward(None, saves_x=False)
     backward = tracer.backward()
@@ -60,19 +63,27 @@ class _Backward:
     saved: tuple[int, ...]
     shared: tuple[int, ...]
     trained: tuple[str, ...]
+    gradients: tuple[Form, ...]
 
 
 class _Tracer:
-    def __init__(self, block: Block, loops: Loops) -> None:
+    def __init__(self, block: Block, loops: Loops, gathered: GatheredAtUse | None) -> None:
         self._block, self._loops = block, loops
+        self._gathered = None if gathered is None else gathered.in_body()
         self.shared, self._form = flatten((block.args, block.kwargs))
         self._state = block.state
+        shown = {name: f"{block.name}.{name}" for name in self._state}
+        self._shards = {
+            name: dataclasses.replace(shard, shown=shown[name])
+            for name, shard in shards_of(block.parameters, gathered).items()
+        }
 
     @property
     def _inputs(self) -> list[torch.Tensor]:
         x = torch.empty(self._block.x.shape, dtype=self._block.x.dtype, device="meta")
         replica = torch.empty(1, dtype=torch.int32, device="meta")
-        return [x, *self.shared, replica, *self._state.values()]
+        state = {name: self._shards[name].local for name in self._shards}
+        return [x, *self.shared, replica, *(self._state | state).values()]
 
     def forward(self, backward: "_Backward | None", *, saves_x: bool) -> Body:
         run = Run()
@@ -106,12 +117,14 @@ class _Tracer:
             forms=tuple(run.products[number] for number in saved),
             shared=() if backward is None else backward.shared,
             trained=() if backward is None else backward.trained,
+            gradients=() if backward is None else backward.gradients,
+            sharded=tuple(self._shards),
         )
 
     def backward(self) -> "_Backward":
         run = Run()
-        found: list[tuple[int, ...]] = []
         names: list[str] = []
+        forms: list[Form] = []
         wanted = [i for i, t in enumerate(self.shared) if t.requires_grad]
         trained = [n for n, p in self._block.parameters.items() if p.requires_grad]
         inputs = self._inputs
@@ -130,10 +143,10 @@ class _Tracer:
                 total if grad is None else total + grad
                 for total, grad in zip(sums, grads[1:], strict=False)
             ]
-            of_state = list(zip(trained, grads[1 + len(wanted) :], strict=True))
-            names.extend(name for name, grad in of_state if grad is not None)
-            found.append(tuple(wanted))
-            return [dx, *totals, *(grad for _, grad in of_state if grad is not None)]
+            of_state = self._reduced(dict(zip(trained, grads[1 + len(wanted) :], strict=True)))
+            names.extend(of_state)
+            forms.extend(map(Form.of, of_state.values()))
+            return [dx, *totals, *of_state.values()]
 
         given = [*inputs, dy, *(self.shared[i] for i in wanted)]
         folded = self._fold(function, given, run)
@@ -149,7 +162,19 @@ class _Tracer:
             saved=saved,
             shared=tuple(wanted),
             trained=tuple(names),
+            gradients=tuple(forms),
         )
+
+    def _reduced(self, grads: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
+        """Those that there are; the device's parts of those of shards."""
+        found: dict[str, torch.Tensor] = {}
+        for name, grad in grads.items():
+            shard = self._shards.get(name)
+            if grad is not None and shard is not None and self._gathered is not None:
+                grad = self._gathered.part(shard, grad)
+            if grad is not None:
+                found[name] = grad
+        return found
 
     def _fold(
         self,
@@ -200,7 +225,8 @@ class _Tracer:
         end = 2 + len(self.shared)
         x, replica = inputs[0].requires_grad_(grad), inputs[end - 1]
         shared = _like(inputs[1:], self.shared, grad)
-        state = dict(zip(self._state, _like(inputs[end:], self._state.values(), grad), strict=True))
+        own = _like(self._gathering(inputs[end:]), self._state.values(), grad)
+        state = dict(zip(self._state, own, strict=True))
         values = arrays.value_ids([x, *shared, *state.values()])
         args, kwargs = unflatten(self._form, list(shared))
         dispatch = RegionDispatch(
@@ -210,16 +236,26 @@ class _Tracer:
             upload=run.upload,
             owner=block.module,
             quirks=self._loops.quirks,
+            gathered=self._gathered,
         )
         anchors = Anchors(keep or _unchanged)
-        inside = self._loops.inside()
-        with anchors, dispatch, inside, no_hooks(), _reparametrize_module(block.module, state):
+        inside, gathers = self._loops.inside(), self._gathered or contextlib.nullcontext()
+        replaced = _reparametrize_module(block.module, state)
+        with gathers, anchors, dispatch, inside, no_hooks(), replaced:
             anchors.active = keep is not None
             output = block.call(block.module, x, *args, **kwargs)
             anchors.active = False
             if values != arrays.value_ids([x, *shared, *state.values()]):
                 raise NotALoopError("a block writes to its parameters, buffers or inputs")
             yield x, (shared, state), self._output(output, run)
+
+    def _gathering(self, state: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """The block's state, of which stand-ins are gathered where they are used."""
+        for name, tensor in zip(self._state, state, strict=False):
+            shard = self._shards.get(name)
+            if shard is not None and self._gathered is not None:
+                tensor = self._gathered.stand_in(dataclasses.replace(shard, local=tensor))
+            yield tensor
 
     def _output(self, output: Any, run: Run) -> torch.Tensor:
         tensors, run.output = flatten(output)
@@ -237,7 +273,7 @@ class _Tracer:
 
 
 def _like(
-    given: Sequence[torch.Tensor], own: Iterable[torch.Tensor], grad: bool
+    given: Iterable[torch.Tensor], own: Iterable[torch.Tensor], grad: bool
 ) -> list[torch.Tensor]:
     """The first tensors of `given`, one for each of `own`, requiring gradients as those do."""
     return [

@@ -11,6 +11,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from spmdzero.backend.forms._with_graph import gradients_with_graph
 from spmdzero.backend.replica._dispatch import RegionDispatch
+from spmdzero.backend.replica._gathered import GatheredAtUse
 from spmdzero.backend.replica._plain import flatten, unflatten
 from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.backend.scan._parts import Loops
@@ -47,6 +48,7 @@ class Unrolled:
         around: makes the context that was around the calls.
         loops: those of the backend.
         upload: maps a CPU tensor to every replica's copy.
+        gathered: gathers the parameters that are stored as shards; None where there are none.
     """
 
     blocks: Sequence[tuple[nn.Module, Callable[..., Any]]]
@@ -54,6 +56,7 @@ class Unrolled:
     around: Callable[[], contextlib.AbstractContextManager[Any]]
     loops: Loops
     upload: Callable[[torch.Tensor], torch.Tensor]
+    gathered: GatheredAtUse | None
 
     def gradients(self, tensors: Tensors, dy: torch.Tensor) -> list[torch.Tensor | None]:
         """The gradients of x, of the shared tensors, and of the parameters, block by block.
@@ -107,6 +110,7 @@ class Unrolled:
             upload=self.upload,
             owner=module,
             quirks=self.loops.quirks,
+            gathered=self.gathered,
         )
         state = torch.get_rng_state()
         try:

@@ -9,8 +9,8 @@ from torch import nn
 
 from spmdzero.backend.attention import AttentionKernels
 from spmdzero.backend.protocols._region import AttentionCall, AttentionChoice, Recompute
-from spmdzero.backend.replica import RecomputedBlocks, ReplicaRandom, kept_on_host
-from spmdzero.backend.replica._around import Upload
+from spmdzero.backend.replica import RecomputedBlocks, kept_on_host
+from spmdzero.backend.replica._around import Provided
 from spmdzero.backend.scan import Scan, equal_blocks_as_loops, made_real
 from spmdzero.backend.torch_xla._autocast import autocast
 from spmdzero.backend.torch_xla._loop import LOOPS
@@ -53,9 +53,7 @@ class TorchXlaAround:
         self.attention: tuple[AttentionCall, ...] = ()
 
     @contextlib.contextmanager
-    def forward(
-        self, random: ReplicaRandom, upload: Upload, enter_whole: Upload, *, loops: bool
-    ) -> Iterator[None]:
+    def forward(self, provided: Provided, *, loops: bool) -> Iterator[None]:
         """Context around a forward in the region."""
         with (
             TorchsNorms(),
@@ -65,9 +63,7 @@ class TorchXlaAround:
             # Inside the loops, because recomputation concerns a part of a loop's body.
             self._recomputed(),
             kept_on_host(self._keep_on_host),
-            equal_blocks_as_loops(
-                self._module, self._scan if loops else "off", LOOPS, random, upload, enter_whole
-            ),
+            equal_blocks_as_loops(self._module, self._scan if loops else "off", LOOPS, provided),
         ):
             yield
         self.attention = tuple(kernels.calls)

@@ -1,6 +1,6 @@
 """The replica region and the global forward, on torch_xla."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import nn
 from spmdzero.backend.protocols._region import (
     AttentionChoice,
     GradientSink,
+    PartsOfGradients,
     Recompute,
     RegionRules,
     Wrote,
@@ -37,6 +38,7 @@ def replica_region(
     keep_on_host: bool = False,
     wrote: Wrote = ignore_writes,
     layouts: Mapping[str, Layout] | None = None,
+    parts: Callable[[], PartsOfGradients] | None = None,
 ) -> ReplicaRegion:
     """A `ReplicaRegion`; autocast to keep_on_host as in `TorchXlaAround`."""
     watch_reads(mesh)
@@ -44,7 +46,9 @@ def replica_region(
         module, autocast=autocast, attention=attention, scan=scan, recompute=recompute,
         keep_on_host=keep_on_host,
     )  # fmt: skip
-    gathered = GatheredAtUse(mesh, layouts, XlaGathering(mesh)) if layouts else None
+    gathered = None
+    if layouts and parts:
+        gathered = GatheredAtUse(mesh, layouts, XlaGathering(mesh), parts, seed=seed)
     return ReplicaRegion(
         mesh=mesh, module=module, sink=sink, rules=rules, around=around, seed=seed, wrote=wrote,
         gathered=gathered,

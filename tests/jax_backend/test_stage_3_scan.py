@@ -1,0 +1,148 @@
+"""Stage 3 with equal blocks as one loop: each turn gathers one block, and reduces its gradients."""
+
+import collections
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import spmdzero
+from spmdzero.inspect import CollectiveLedger, peak_temporary_bytes
+from tests.engine.test_stage_3 import ALL, CALLS, Tied, Ways, batches, model
+from tests.support import engines
+
+BLOCKS, WIDTH = 4, 64
+# Sums that are called have one order, at stage 2 as in a loop at stage 3.
+LOOP: dict[str, Any] = {"scan": "on", "reduction": "explicit"}
+
+
+def started(stage: int, way: dict[str, Any], of: nn.Module) -> spmdzero.Engine:
+    zero = ALL if stage == 3 else {"stage": stage}
+    return engines.start(
+        of, **way | {"zero_optimization": zero, "spmd": LOOP | way.get("spmd", {})}
+    )
+
+
+WAYS: Ways = {
+    "fp32": ({}, {}),
+    "bf16, accumulating": ({"bf16": {"enabled": True}, "gradient_accumulation_steps": 2}, {}),
+    "fp16": ({"fp16": {"enabled": True}}, {}),
+    "autocast": ({"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}, {}),
+    "checkpointed": ({}, {"checkpointed": True}),
+    "recomputed": ({"spmd": {"recompute": "everything"}}, {}),
+    "two axes": ({"spmd": {"mesh": {"data": 2, "fsdp": 4}}}, {}),
+}
+QUICK = {("fp32", "three calls"), ("bf16, accumulating", "one call"), ("recomputed", "one call")}
+
+
+@pytest.mark.parametrize(
+    ("way", "call"),
+    [
+        pytest.param(way, call, marks=[pytest.mark.slow] * ((way, call) not in QUICK))
+        for way in WAYS
+        for call in CALLS
+    ],
+)
+def test_a_loop_at_stage_3_trains_as_one_at_stage_2(way: str, call: str) -> None:
+    more, how = WAYS[way]
+    found = []
+    for stage in (2, 3):
+        engine = started(stage, more, model(blocks=BLOCKS, **how))
+        steps, count = 3, engine.gradient_accumulation_steps()
+        given = batches(steps * count)
+        losses = [
+            CALLS[call](engine, *given[i * count : (i + 1) * count]).item() for i in range(steps)
+        ]
+        found.append((losses, engine.get_global_grad_norm()))
+    assert found[1] == found[0]
+
+
+def assert_same_at_both_stages(
+    of: Callable[[], nn.Module], step: Callable[..., Any], **spmd: Any
+) -> None:
+    found = []
+    for stage in (2, 3):
+        engine = started(stage, {"spmd": spmd}, of())
+        found.append([step(engine, batch).detach().item() for batch in batches(2)])
+    # What is used beside the loop is summed in another order than in it.
+    assert found[1] == pytest.approx(found[0], rel=2e-6)
+
+
+class Penalised(Tied):
+    """Its forward reads the weights of its blocks beside the loop too."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        penalty = sum(p.square().mean() for p in self.blocks.parameters())
+        return super().forward(x) + penalty
+
+
+def test_a_weight_that_is_used_beside_the_loop_has_both_gradients() -> None:
+    def penalised() -> nn.Module:
+        torch.manual_seed(0)
+        return Penalised(blocks=BLOCKS)
+
+    assert_same_at_both_stages(penalised, engines.three_calls)
+
+
+def test_gradients_of_a_loops_weights_can_be_asked_for_and_differentiated() -> None:
+    def step(engine: spmdzero.Engine, batch: torch.Tensor) -> torch.Tensor:
+        weights = [engine.module.blocks[1].up.weight, engine.module.embed.weight]
+        (first, _) = torch.autograd.grad(engine(batch), weights)
+        loss = engine(batch)
+        (second, table) = torch.autograd.grad(loss, weights, create_graph=True)
+        assert torch.allclose(first.cpu(), second.detach().cpu(), rtol=1e-5, atol=1e-7)
+        loss = loss + second.square().sum() + table.square().sum()
+        engine.backward(loss)
+        engine.step()
+        return loss
+
+    assert_same_at_both_stages(lambda: model(blocks=BLOCKS), step, capture=False)
+
+
+def test_frozen_blocks_are_gathered_in_the_loop_and_have_no_gradient() -> None:
+    lora = model(blocks=BLOCKS)
+    for name, parameter in lora.named_parameters():
+        parameter.requires_grad_("norm" in name)
+    engine = started(3, {}, lora)
+    with spmdzero.record_ledgers(engine) as ledgers:
+        engines.one_call(engine, *batches(1))
+    looped = [c for c in ledgers.boundary.collectives if c.in_loop]
+    assert collections.Counter((c.role, c.kind) for c in looped) == {("parameter", "all-gather"): 4}
+    with torch.no_grad():
+        engine.eval()
+        assert torch.isfinite(engine(batches(1)[0]))
+
+
+def programs_of(blocks: int, *, width: int = WIDTH, **more: Any) -> list[str]:
+    engine = started(3, more, model(blocks=blocks, width=width))
+    texts: list[str] = []
+    with engine.observe(lambda graph: texts.append(graph.hlo())):
+        engines.one_call(engine, batches(1, length=4)[0])
+    return texts
+
+
+def test_each_turn_gathers_a_block_and_reduces_its_gradients() -> None:
+    (text,) = programs_of(BLOCKS)
+    ledger = CollectiveLedger.from_hlo(text)
+    weights = [f"blocks.*.{name}.weight" for name in ("up", "down")]
+    looped = [c for c in ledger.collectives if c.turns > 1]
+    assert {c.turns for c in looped} == {BLOCKS}
+    counted = collections.Counter((c.role, c.tensor, c.kind) for c in looped)
+    gathers = {("parameter", name, "all-gather"): 2 for name in weights}
+    assert counted == gathers | {("gradient", name, "reduce-scatter"): 1 for name in weights}
+    # Beside the loops the tied table is: for the embedding, the head, and the head's backward.
+    beside = [c for c in ledger.of_role("parameter") if c.turns == 1]
+    assert [c.tensor for c in beside] == ["embed.weight"] * 3
+    assert ledger.activations == ()
+
+
+def test_what_a_device_holds_beside_shards_does_not_grow_with_the_blocks() -> None:
+    wide, few, many = 256, 4, 16
+    temporary = [peak_temporary_bytes(*programs_of(count, width=wide)) for count in (few, many)]
+    whole = 2 * 4 * wide * wide * 4
+    # A block's shards are stacked for the loop, and its gradients' too, which wait for the norm.
+    # Its activations are a tenth of one.
+    shards = 3.5 * whole / 8
+    assert (temporary[1] - temporary[0]) / (many - few) < shards
