@@ -10,6 +10,7 @@ import torch
 
 import spmdzero
 from spmdzero import Explanation
+from spmdzero.backend import current
 from tests.engine.test_stage_3 import ALL, WORDS, Tied
 
 WIDTH, LENGTH, DEVICES, TPU = 1024, 64, 8, "v5e:2x4"
@@ -62,3 +63,29 @@ def test_the_tpus_compiler_gathers_bf16_twice_and_keeps_an_eighth_whatever_the_d
     grown = (beside - beside_fewer) / (blocks - blocks // 2)
     # What each block more adds is its gradients' shards and activations, not its gathered weights.
     assert BLOCK / DEVICES <= grown < BLOCK / 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is an extra")
+@pytest.mark.skipif(current().name != "jax", reason="torch_xla has no loops at stage 3")
+def test_a_loop_sends_the_floor_and_holds_the_shards_of_each_further_block() -> None:
+    few, many = 4, 16
+    beside: list[int] = []
+    for blocks in (few, many):
+        with torch.device("meta"):
+            model = Tied(blocks=blocks, width=WIDTH)
+            rows = torch.empty(DEVICES, LENGTH, dtype=torch.long)
+        config = CONFIG | {"spmd": CONFIG["spmd"] | {"scan": "on"}}
+        found = spmdzero.explain(model, config, rows, tpu=[TPU], stages=())
+        moves, (compiled,) = found.moves_on(TPU), found.fit_at(3).compiled
+        looped = [c for p in moves.programs for c in p.ledger.collectives if c.in_loop]
+        matrices = collections.Counter((c.role, c.kind) for c in looped if c.bytes == BLOCK // 2)
+        gathers, scatters = ("parameter", "all-gather"), ("gradient", "reduce-scatter")
+        assert matrices == {gathers: 4, scatters: 2}
+        assert {c.turns for c in looped} == {blocks}
+        # The tied table is gathered three times where the floor has two.
+        assert moves.over_floor == pytest.approx(1, abs=0.01)
+        assert compiled.memory.arguments is not None
+        beside.append(compiled.memory.peak - compiled.memory.arguments)
+    # A block's shards, stacked, those of its gradients, and its activations.
+    assert (beside[1] - beside[0]) / (many - few) < 3 * BLOCK / DEVICES
