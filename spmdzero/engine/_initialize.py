@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from spmdzero.backend import runtime, same_on_hosts
+from spmdzero.backend import same_on_hosts
 from spmdzero.config import old_argument
 from spmdzero.data._loader import ZeroDataLoader
 from spmdzero.engine._engine import Engine
@@ -19,6 +19,7 @@ from spmdzero.engine._setup import (
     place_module,
     read_settings,
     require_module,
+    rest_on_host,
     start_backend,
 )
 from spmdzero.engine._start_line import say_start
@@ -85,7 +86,7 @@ def initialize(
     say_start(settings, batch, mesh.spec, of_process=engine_class._rows_of_process)
     groups = place_module(settings, module, mesh, weights, (optimizer, model_parameters))
     plan = planned(
-        settings, module, groups, batch=batch, mesh=mesh.spec, host_memory=runtime.host_memory()
+        settings, module, groups, batch=batch, mesh=mesh.spec, on_host=rest_on_host(settings)
     )
     training = make_training(
         settings, module, groups, lr_scheduler, batch=batch, plan=plan, mesh=mesh

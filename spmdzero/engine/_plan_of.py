@@ -1,6 +1,6 @@
 """Makes the sharding plan of a config and a model, without devices."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -36,7 +36,7 @@ def plan_of(config: SpmdZeroConfig, model: nn.Module, *, devices: int) -> Shardi
     groups = find_groups(config.optimizer, None, None, members, device=torch.device("cpu"))
     mesh = MeshSpec.resolve(config.spmd.mesh, device_count=devices)
     batch = resolve_batch_sizes(config, dp_world_size=mesh.replicas)
-    return planned(config, model, groups, batch=batch, mesh=mesh)
+    return planned(config, model, groups, batch=batch, mesh=mesh, on_host=offloaded(config))
 
 
 def planned(
@@ -46,7 +46,7 @@ def planned(
     *,
     batch: BatchSizes,
     mesh: MeshSpec,
-    host_memory: bool = True,
+    on_host: Sequence[Role],
 ) -> ShardingPlan:
     """The plan of where every tensor of the training state lives.
 
@@ -56,7 +56,7 @@ def planned(
         groups: the trained parameters; None without an optimizer.
         batch: tells whether gradients have to wait for other micro-batches.
         mesh: the devices.
-        host_memory: whether tensors can rest in the memory of their hosts.
+        on_host: the roles that rest in the memory of the hosts.
     """
     precision = PrecisionPolicy.from_config(config)
     return ShardingPlan.build(
@@ -70,11 +70,12 @@ def planned(
         accumulator_dtype=_name(precision.accumulate),
         accumulation_steps=planned_micro_batches(config, batch),
         partial=config.spmd.forward == "region",
-        on_host=_offloaded(config) if host_memory else (),
+        on_host=tuple(on_host),
     )
 
 
-def _offloaded(config: SpmdZeroConfig) -> tuple[Role, ...]:
+def offloaded(config: SpmdZeroConfig) -> tuple[Role, ...]:
+    """The roles that the config has rest in the memory of the hosts, where it can be used."""
     zero, found = config.zero_optimization, list[Role]()
     if zero.offload_param is not None and zero.offload_param.device == "cpu" and zero.stage == 3:
         found.append(Role.PARAMETER)
@@ -90,24 +91,25 @@ def planned_micro_batches(config: SpmdZeroConfig, batch: BatchSizes) -> int:
 
 
 def resting_shards(
-    config: SpmdZeroConfig, model: nn.Module, *, mesh: MeshSpec, host_memory: bool
+    config: SpmdZeroConfig, model: nn.Module, *, mesh: MeshSpec, on_host: Sequence[Role]
 ) -> dict[str, Layout]:
     """Name -> layout of the parameters that rest as shards, whether they are trained or not.
 
     Args:
-        config, model, mesh, host_memory: as of `planned`.
+        config, model, mesh, on_host: as of `planned`.
     """
     stage, least = config.zero_optimization.stage, config.spmd.min_shard_elements
     if stage < 3:
         return {}
-    on_host = host_memory and Role.PARAMETER in _offloaded(config)
     kept_whole, found = _persistent(config, model), dict[str, Layout]()
     for name, parameter in model.named_parameters():
         shape = tuple(parameter.shape)
         shard = choose_placement(shape, mesh=mesh, min_shard_elements=least)
         rest = parameter_at_rest(stage=stage, shard=shard, persistent=name in kept_whole)
         if rest.is_sharded:
-            found[name] = Layout(placement=rest, shape=shape, mesh=mesh, on_host=on_host)
+            found[name] = Layout(
+                placement=rest, shape=shape, mesh=mesh, on_host=Role.PARAMETER in on_host
+            )
     return found
 
 

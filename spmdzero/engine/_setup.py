@@ -30,12 +30,12 @@ from spmdzero.data._inputs import InputPlacer
 from spmdzero.engine._clients_optimizer import take_over
 from spmdzero.engine._elastic import tell_sizes
 from spmdzero.engine._groups import Groups, Members, find_groups
-from spmdzero.engine._plan_of import resting_shards
+from spmdzero.engine._plan_of import offloaded, resting_shards
 from spmdzero.engine._schedule import make_schedule
 from spmdzero.engine._start_line import say_offload
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError, UsageAssertionError
 from spmdzero.nn._causal_lm import fuse_causal_lm_losses
-from spmdzero.plan import MeshSpec, ShardingPlan
+from spmdzero.plan import MeshSpec, Role, ShardingPlan
 from spmdzero.precision import GradientScaling, LossScaler, PrecisionPolicy
 from spmdzero.state._placed_module import move_module
 from spmdzero.state._same_on_hosts import (
@@ -154,6 +154,13 @@ def _refuse_loops(settings: SpmdZeroConfig) -> None:
         )
 
 
+def rest_on_host(settings: SpmdZeroConfig) -> tuple[Role, ...]:
+    """The roles that rest in the memory of the hosts: those offloaded, where programs reach it."""
+    roles = offloaded(settings)
+    # To find out may compile a program.
+    return roles if roles and runtime.host_memory() else ()
+
+
 def place_module(
     settings: SpmdZeroConfig,
     model: nn.Module,
@@ -181,8 +188,7 @@ def place_module(
         take_first_hosts_values(model, known)
     require_same_values(model, known)
     with open_weights(weights, model) as source:
-        reached = runtime.host_memory()
-        shards = resting_shards(settings, model, mesh=mesh.spec, host_memory=reached)
+        shards = resting_shards(settings, model, mesh=mesh.spec, on_host=rest_on_host(settings))
         renewed = move_module(model, mesh=mesh, dtype=dtype, source=source, layouts=shards)
     require_same_values(model, {name for name, _ in model.named_parameters()} - known)
     names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}

@@ -58,9 +58,9 @@ class MeshOp:
         key: its name, and what distinguishes it from others of that name.
         function: computes it on arrays; None for an operation that crosses the region's border.
         makes: see `Op`.
-            spec: how the global tensor is split, for an operation that marks or crosses.
+        spec: how the global tensor is split, for an operation that marks or crosses.
         mesh: over which it is split.
-    memory: kind of the memory that it marks a value to be in; None for the devices' own.
+        memory: kind of the memory that it marks a value to be in; None for the devices' own.
     """
 
     key: Any

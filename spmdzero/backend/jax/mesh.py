@@ -110,13 +110,21 @@ class DeviceMesh:
         tensor.cell.writes = writes
         return tensor
 
+    @functools.cached_property
+    def _constraints(self) -> dict[PartitionSpec, MeshOp]:
+        return {}
+
     def _constraint(self, spec: PartitionSpec) -> MeshOp:
-        sharding = self.sharding(spec)
+        # A step marks each tensor of its state, most often as the one before did.
+        if spec not in self._constraints:
+            sharding = self.sharding(spec)
 
-        def constrained(array: jax.Array) -> jax.Array:
-            return jax.lax.with_sharding_constraint(array, sharding)
+            def constrained(array: jax.Array) -> jax.Array:
+                return jax.lax.with_sharding_constraint(array, sharding)
 
-        return MeshOp(("mark", spec, *self._key), constrained, Space.GLOBAL, spec, self.devices)
+            key = ("mark", spec, *self._key)
+            self._constraints[spec] = MeshOp(key, constrained, Space.GLOBAL, spec, self.devices)
+        return self._constraints[spec]
 
     def keep_on_host(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
         """Has `tensor` rest in the host's memory from now on, whatever is written into it."""
