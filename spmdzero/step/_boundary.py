@@ -149,7 +149,9 @@ class Boundary:
         specs = [member.layout.spec for member in members for _ in member.on_host]
         if not names:
             return {}
-        brought = self.mesh.fetch([state[name] for name in names], specs, after=after)
+        memory = current().host_memory
+        assert memory is not None
+        brought = memory.fetch(self.mesh, [state[name] for name in names], specs, after=after)
         return dict(zip(names, brought, strict=True))
 
     def _directions(

@@ -87,6 +87,16 @@ WAYS: Ways = {
 }
 
 
+def trained(
+    engine: spmdzero.Engine, call: str, *, steps: int
+) -> tuple[list[float], float | torch.Tensor | None]:
+    """The losses of the first steps, and the norm of the last one's gradients."""
+    count = engine.gradient_accumulation_steps()
+    given = batches(steps * count)
+    losses = [CALLS[call](engine, *given[i * count : (i + 1) * count]).item() for i in range(steps)]
+    return losses, engine.get_global_grad_norm()
+
+
 CALLS = {"one call": engines.one_call, "three calls": engines.three_calls}
 # Every way of running a step, and every form of a gathered parameter, once.
 QUICK = {
@@ -111,12 +121,7 @@ def test_stage_3_trains_as_stage_2(way: str, call: str) -> None:
     found = []
     for zero in ({"stage": 2}, ALL):
         engine = engines.start(model(**how), zero_optimization=zero, **more)
-        steps, count = 4, engine.gradient_accumulation_steps()
-        given = batches(steps * count)
-        losses = [
-            CALLS[call](engine, *given[i * count : (i + 1) * count]).item() for i in range(steps)
-        ]
-        found.append((losses, engine.get_global_grad_norm()))
+        found.append(trained(engine, call, steps=4))
     (two, norm), (three, norm_3) = found
     # A gathered parameter has the very numbers of a whole one. What XLA fuses around it may
     # differ, and so the last digits of a sum: of fp32 in all ways, as losses are fp32.

@@ -10,7 +10,7 @@ from torch import nn
 
 import spmdzero
 from spmdzero.inspect import CollectiveLedger, peak_temporary_bytes
-from tests.engine.test_stage_3 import ALL, CALLS, Tied, Ways, batches, model
+from tests.engine.test_stage_3 import ALL, CALLS, Tied, Ways, batches, model, trained
 from tests.support import engines
 
 BLOCKS, WIDTH = 4, 64
@@ -50,12 +50,7 @@ def test_a_loop_at_stage_3_trains_as_one_at_stage_2(way: str, call: str) -> None
     found = []
     for stage in (2, 3):
         engine = started(stage, more, model(blocks=BLOCKS, **how))
-        steps, count = 3, engine.gradient_accumulation_steps()
-        given = batches(steps * count)
-        losses = [
-            CALLS[call](engine, *given[i * count : (i + 1) * count]).item() for i in range(steps)
-        ]
-        found.append((losses, engine.get_global_grad_norm()))
+        found.append(trained(engine, call, steps=3))
     assert found[1] == found[0]
 
 

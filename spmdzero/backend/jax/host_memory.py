@@ -1,19 +1,47 @@
-"""Values in the host's memory within a program: see `HostMemory` of the protocols.
+"""Tensors and values in the host's memory: see `HostMemory` of the protocols.
 
-Only programs for TPUs move them. Other programs are the same without the moves.
+Only programs for TPUs move values of the region. Other programs are the same without the moves.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import torch
 
-from spmdzero.backend.jax._dispatch import value_of
+from spmdzero.backend.jax import _memory
+from spmdzero.backend.jax._dispatch import own_value, value_of
 from spmdzero.backend.jax._operations import KEEP_ON_HOST, MeshOp
-from spmdzero.backend.jax._tensor import over
+from spmdzero.backend.jax._tensor import LazyTensor, over
 from spmdzero.backend.jax._values import record
 from spmdzero.backend.jax._versions import moved, moves_to_host
+from spmdzero.backend.jax.mesh import DeviceMesh
+from spmdzero.backend.protocols._mesh import Mesh, PartitionSpec
+
+
+def keep(mesh: Mesh, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
+    """Has `tensor` rest in the host's memory from now on, whatever is written into it."""
+    assert isinstance(mesh, DeviceMesh)
+    assert isinstance(tensor, LazyTensor)
+    spec = tuple(spec or (None,) * tensor.dim())
+    tensor.cell.home = _memory.keep(spec, mesh.devices, mesh.key)
+    return mesh.mark(tensor, spec)
+
+
+def fetch(
+    mesh: Mesh,
+    tensors: Sequence[torch.Tensor],
+    specs: Sequence[PartitionSpec],
+    *,
+    after: Sequence[torch.Tensor] = (),
+) -> list[torch.Tensor]:
+    """The same in the devices' memory: they leave the host's once `after` is computed."""
+    assert isinstance(mesh, DeviceMesh)
+    op = _memory.fetch([tuple(spec) for spec in specs], mesh.devices, mesh.key)
+    values = tuple([own_value(tensor) for tensor in (*tensors, *after)])
+    forms = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+    return [over(value) for value in record(op, values, {}, forms)]
 
 
 def missing() -> str:

@@ -53,7 +53,7 @@ class DeviceMesh:
         return jax.sharding.Mesh(devices, self.spec.names)
 
     @property
-    def _key(self) -> tuple[Any, ...]:
+    def key(self) -> tuple[Any, ...]:
         """Distinguishes the operations of this mesh from those of another."""
         return (self.spec.names, self.spec.shape)
 
@@ -91,7 +91,7 @@ class DeviceMesh:
         spec = tuple(spec or (None,) * tensor.dim())
         assert isinstance(tensor, LazyTensor)
         value, home = value_of(tensor), tensor.cell.home
-        op = self._constraint(spec) if home is None else self._kept(spec)
+        op = self._constraint(spec) if home is None else _memory.keep(spec, self.devices, self.key)
         self._keep_same(tensor)
         marked = mark_of(value)
         if marked is not None and marked.key == op.key:
@@ -122,31 +122,9 @@ class DeviceMesh:
             def constrained(array: jax.Array) -> jax.Array:
                 return jax.lax.with_sharding_constraint(array, sharding)
 
-            key = ("mark", spec, *self._key)
+            key = ("mark", spec, *self.key)
             self._constraints[spec] = MeshOp(key, constrained, Space.GLOBAL, spec, self.devices)
         return self._constraints[spec]
-
-    def keep_on_host(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
-        """Has `tensor` rest in the host's memory from now on, whatever is written into it."""
-        assert isinstance(tensor, LazyTensor)
-        tensor.cell.home = self._kept(tuple(spec or (None,) * tensor.dim()))
-        return self.mark(tensor, spec)
-
-    def _kept(self, spec: PartitionSpec) -> MeshOp:
-        return _memory.keep(spec, self.devices, self._key)
-
-    def fetch(
-        self,
-        tensors: Sequence[torch.Tensor],
-        specs: Sequence[PartitionSpec],
-        *,
-        after: Sequence[torch.Tensor] = (),
-    ) -> list[torch.Tensor]:
-        """The same in the devices' memory: they leave the host's once `after` is computed."""
-        op = _memory.fetch([tuple(spec) for spec in specs], self.devices, self._key)
-        values = tuple([own_value(tensor) for tensor in (*tensors, *after)])
-        forms = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
-        return [over(value) for value in record(op, values, {}, forms)]
 
     def _keep_same(self, tensor: LazyTensor) -> None:
         if self.across is not None:
@@ -168,7 +146,7 @@ class DeviceMesh:
         shape = [
             length // self._parts(axes) for length, axes in zip(tensor.shape, spec, strict=True)
         ]
-        op = MeshOp(("enter", spec, *self._key), None, Space.REPLICA, spec, self.devices)
+        op = MeshOp(("enter", spec, *self.key), None, Space.REPLICA, spec, self.devices)
         return over(record(op, (value,), {}, [(shape, tensor.dtype)])[0])
 
     def leave(
@@ -176,7 +154,7 @@ class DeviceMesh:
     ) -> torch.Tensor:
         """The global tensor of `shape` whose shard on each device is `tensor`."""
         spec = tuple(spec)
-        op = MeshOp(("leave", spec, *self._key), None, Space.GLOBAL, spec, self.devices)
+        op = MeshOp(("leave", spec, *self.key), None, Space.GLOBAL, spec, self.devices)
         return over(record(op, (own_value(tensor),), {}, [(shape, tensor.dtype)])[0])
 
     def _parts(self, axes: str | tuple[str, ...] | None) -> int:
@@ -205,7 +183,7 @@ class DeviceMesh:
                 )
             return array
 
-        key = ("reduce_scatter", axis, dim, steps, *self._key)
+        key = ("reduce_scatter", axis, dim, steps, *self.key)
         op = MeshOp(key, scattered, Space.REPLICA, mesh=self.devices)
         return over(record(op, (own_value(local),), {}, [(shape, local.dtype)])[0])
 
@@ -215,7 +193,7 @@ class DeviceMesh:
         def summed(array: jax.Array) -> jax.Array:
             return jax.lax.psum(array, axis)
 
-        key = ("all_reduce", axis, *self._key)
+        key = ("all_reduce", axis, *self.key)
         op = MeshOp(key, summed, Space.REPLICA, mesh=self.devices)
         return over(record(op, (own_value(local),), {}, [(tuple(local.shape), local.dtype)])[0])
 

@@ -98,16 +98,3 @@ class Arrays(Protocol):
 
     def local_replicas(self, tensor: torch.Tensor) -> list[int]:
         """For each shard of `local_shards`, how many devices before its own hold the same part."""
-
-
-class HostMemory(Protocol):
-    """The host's memory, in which a program may keep values of the replica region."""
-
-    def missing(self) -> str:
-        """Why the traced program moves nothing to the host's memory, ``""`` where it does."""
-
-    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The value of `tensor` in host memory, for `from_host` only; autograd records nothing."""
-
-    def from_host(self, tensor: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-        """The value that `to_host` was given, copied to the devices once `after` is computed."""

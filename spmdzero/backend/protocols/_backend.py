@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend.protocols._arrays import Arrays, HostMemory
+from spmdzero.backend.protocols._arrays import Arrays
 from spmdzero.backend.protocols._compiler import Compiler
+from spmdzero.backend.protocols._host_memory import HostMemory
 from spmdzero.backend.protocols._mesh import Mesh, Reduction
 from spmdzero.backend.protocols._programs import Counters, Flags, MemoryMaps, Programs
 from spmdzero.backend.protocols._region import Forward, Region
@@ -47,7 +48,7 @@ class Backend:
             it again in the backward pass.
         recomputed_from_host: does what `recomputed` does, and keeps the inputs in the host's memory
             until backward; a log line says so if they stay on the devices.
-        host_memory: the host's memory within a program; None for a backend that can't use it.
+        host_memory: the host's memory; None for a backend that can't use it.
     """
 
     name: str

@@ -72,27 +72,6 @@ class Mesh(Protocol):
     def commit(self, old: torch.Tensor, new: torch.Tensor, spec: PartitionSpec) -> None:
         """Makes `old` hold `new`, constrained to `spec`, in the memory of `old` (donation)."""
 
-    def keep_on_host(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
-        """Has `tensor` rest in the host's memory from now on: what is committed to it does.
-
-        Where `Runtime.host_memory` says that programs can. Any operation may read it.
-        """
-
-    def fetch(
-        self,
-        tensors: Sequence[torch.Tensor],
-        specs: Sequence[PartitionSpec],
-        *,
-        after: Sequence[torch.Tensor] = (),
-    ) -> list[torch.Tensor]:
-        """Copies in the devices' memory, which leave the host's once `after` is computed.
-
-        Args:
-            tensors: what may rest in the host's memory.
-            specs: how each is split.
-            after: what is computed before, so that not everything is on the devices at once.
-        """
-
     def enter(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
         """This device's shard of a global tensor, as a tensor in replica space."""
 

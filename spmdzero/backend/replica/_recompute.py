@@ -12,7 +12,7 @@ from spmdzero._logging import log_once
 from spmdzero.backend._current import arrays, current
 from spmdzero.backend.forms._order import after
 from spmdzero.backend.forms._tree import map_tensors
-from spmdzero.backend.protocols._arrays import HostMemory
+from spmdzero.backend.protocols._host_memory import HostMemory
 from spmdzero.backend.replica._anchors import Anchors
 from spmdzero.backend.replica._products import PRODUCTS
 from spmdzero.backend.replica._readers import in_region

@@ -76,20 +76,6 @@ class DeviceMesh:
         old.copy_(new)
         self.mark(old, spec)
 
-    def keep_on_host(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
-        """Never asked for: see `runtime.host_memory`."""
-        raise NotImplementedError
-
-    def fetch(
-        self,
-        tensors: Sequence[torch.Tensor],
-        specs: Sequence[PartitionSpec],
-        *,
-        after: Sequence[torch.Tensor] = (),
-    ) -> list[torch.Tensor]:
-        """Never asked for: see `runtime.host_memory`."""
-        raise NotImplementedError
-
     def enter(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
         """This device's shard of a global tensor: `[b, ...]` becomes `[b/n, ...]` over an axis."""
         return _private.full_to_shard(self.mark(fresh(tensor), spec))
