@@ -12,6 +12,7 @@ from spmdzero._names import did_you_mean
 from spmdzero.backend.protocols._arrays import Arrays
 from spmdzero.backend.protocols._backend import Backend
 from spmdzero.backend.protocols._compiler import Compiler
+from spmdzero.backend.protocols._host_memory import HostMemory
 from spmdzero.backend.protocols._programs import Counters, Flags, MemoryMaps, Programs
 from spmdzero.backend.protocols._runtime import Runtime
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroRuntimeError, SpmdZeroUsageError
@@ -59,6 +60,13 @@ def choose(name: str = _AUTO) -> Backend:
 def current() -> Backend:
     """The backend in use; the first call chooses and imports it."""
     return choose() if _in_use is None else _in_use
+
+
+def host_memory() -> HostMemory:
+    """The host's memory of the backend in use, for a caller who knows that it has one."""
+    memory = current().host_memory
+    assert memory is not None
+    return memory
 
 
 def require_processes(environment: Mapping[str, str], *, platform: str) -> None:

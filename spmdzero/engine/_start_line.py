@@ -42,7 +42,7 @@ def say_offload(settings: SpmdZeroConfig, plan: ShardingPlan) -> None:
     zero, memory = settings.zero_optimization, plan.memory()
     optimizer, param = zero.offload_optimizer, zero.offload_param
     otherwise = (
-        f"rest on the devices: {_BACKENDS.get(current().name, current().name)} has no host memory "
+        f"rest on the devices: {_backend()} has no host memory "
         f"beside {runtime.program_platform()} devices. The numbers are the same"
     )
     if optimizer is not None and optimizer.device == "cpu":
@@ -82,7 +82,7 @@ def _line(settings: SpmdZeroConfig, batch: BatchSizes, mesh: MeshSpec) -> str:
         (
             f"ZeRO-{stage}" if stage else "stage 0 (no ZeRO)",
             precision,
-            _BACKENDS.get(current().name, current().name),
+            _backend(),
             f"{_counted(mesh.size, f'{runtime.platform()} device')} on "
             f"{_counted(runtime.process_count(), 'host')}",
         )
@@ -92,6 +92,10 @@ def _line(settings: SpmdZeroConfig, batch: BatchSizes, mesh: MeshSpec) -> str:
         f"spmdzero {version('spmdzero')}: {how}; {_rows(batch)} rows a process = {batch.micro} a "
         f"device, x {batch.accumulation} accumulation{hosts} = {batch.train} a step"
     )
+
+
+def _backend() -> str:
+    return _BACKENDS.get(current().name, current().name)
 
 
 def _of_client(batch: BatchSizes, mesh: MeshSpec) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import torch
 
-from spmdzero.backend import REPLICATED, Mesh, PartitionSpec, current, programs
+from spmdzero.backend import REPLICATED, Mesh, PartitionSpec, current, host_memory, programs
 from spmdzero.optim import UpdateRule
 from spmdzero.step._folds import Folds
 from spmdzero.step._numbers import numbers_of_groups
@@ -149,9 +149,8 @@ class Boundary:
         specs = [member.layout.spec for member in members for _ in member.on_host]
         if not names:
             return {}
-        memory = current().host_memory
-        assert memory is not None
-        brought = memory.fetch(self.mesh, [state[name] for name in names], specs, after=after)
+        tensors = [state[name] for name in names]
+        brought = host_memory().fetch(self.mesh, tensors, specs, after=after)
         return dict(zip(names, brought, strict=True))
 
     def _directions(

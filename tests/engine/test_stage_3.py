@@ -98,6 +98,20 @@ def trained(
 
 
 CALLS = {"one call": engines.one_call, "three calls": engines.three_calls}
+
+
+def in_each(ways: Ways, *, quick: set[tuple[str, str]]) -> pytest.MarkDecorator:
+    """A test's ways of training, by each style of calls; those that aren't quick are slow."""
+    return pytest.mark.parametrize(
+        ("way", "call"),
+        [
+            pytest.param(way, call, marks=[pytest.mark.slow] * ((way, call) not in quick))
+            for way in ways
+            for call in CALLS
+        ],
+    )
+
+
 # Every way of running a step, and every form of a gathered parameter, once.
 QUICK = {
     ("fp32", "three calls"),
@@ -108,14 +122,7 @@ QUICK = {
 }
 
 
-@pytest.mark.parametrize(
-    ("way", "call"),
-    [
-        pytest.param(way, call, marks=[pytest.mark.slow] * ((way, call) not in QUICK))
-        for way in WAYS
-        for call in CALLS
-    ],
-)
+@in_each(WAYS, quick=QUICK)
 def test_stage_3_trains_as_stage_2(way: str, call: str) -> None:
     more, how = WAYS[way]
     found = []

@@ -10,7 +10,8 @@ from torch import nn
 
 import spmdzero
 from spmdzero.inspect import CollectiveLedger, peak_temporary_bytes
-from tests.engine.test_stage_3 import ALL, CALLS, Tied, Ways, batches, model, trained
+from tests.engine.test_stage_3 import ALL, Tied, batches, in_each, model, trained
+from tests.engine.test_stage_3 import WAYS as EVERY_WAY
 from tests.support import engines
 
 BLOCKS, WIDTH = 4, 64
@@ -25,26 +26,12 @@ def started(stage: int, way: dict[str, Any], of: nn.Module) -> spmdzero.Engine:
     )
 
 
-WAYS: Ways = {
-    "fp32": ({}, {}),
-    "bf16, accumulating": ({"bf16": {"enabled": True}, "gradient_accumulation_steps": 2}, {}),
-    "fp16": ({"fp16": {"enabled": True}}, {}),
-    "autocast": ({"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}, {}),
-    "checkpointed": ({}, {"checkpointed": True}),
-    "recomputed": ({"spmd": {"recompute": "everything"}}, {}),
-    "two axes": ({"spmd": {"mesh": {"data": 2, "fsdp": 4}}}, {}),
-}
+# The ways of stage 3 without loops, but for the clipped one of a width that nothing divides.
+WAYS = {way: how for way, how in EVERY_WAY.items() if way != "clipped, padded"}
 QUICK = {("fp32", "three calls"), ("bf16, accumulating", "one call"), ("recomputed", "one call")}
 
 
-@pytest.mark.parametrize(
-    ("way", "call"),
-    [
-        pytest.param(way, call, marks=[pytest.mark.slow] * ((way, call) not in QUICK))
-        for way in WAYS
-        for call in CALLS
-    ],
-)
+@in_each(WAYS, quick=QUICK)
 def test_a_loop_at_stage_3_trains_as_one_at_stage_2(way: str, call: str) -> None:
     more, how = WAYS[way]
     found = []

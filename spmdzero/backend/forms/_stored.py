@@ -5,7 +5,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from spmdzero.backend._current import arrays, current
+from spmdzero.backend._current import arrays, host_memory
 from spmdzero.backend.protocols._mesh import REPLICATED, Mesh
 from spmdzero.plan import Layout
 
@@ -37,11 +37,7 @@ def relaid(mesh: Mesh, stored: torch.Tensor, *, now: Layout, to: Layout) -> torc
 
 def resting(mesh: Mesh, stored: torch.Tensor, layout: Layout) -> torch.Tensor:
     """What is stored as `layout` says, in the memory in which that has it rest."""
-    if not layout.on_host:
-        return stored
-    memory = current().host_memory
-    assert memory is not None
-    return memory.keep(mesh, stored, layout.spec)
+    return host_memory().keep(mesh, stored, layout.spec) if layout.on_host else stored
 
 
 def stored_zeros(mesh: Mesh, layout: Layout, dtype: torch.dtype) -> torch.Tensor:

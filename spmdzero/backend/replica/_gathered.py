@@ -193,7 +193,7 @@ class GatheredAtUse:
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of `func` for operands that are gathered for it."""
         if func._schema.is_mutable:
-            # A write in place goes to the stand-in itself, and a view is taken of it.
+            # A write in place goes to the stand-in itself.
             return func(*args, **kwargs)
         if self._gathering.takes_view(func):
             made = func(*args, **kwargs)

@@ -9,10 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.checkpoint import checkpoint
 
 from spmdzero._logging import log_once
-from spmdzero.backend._current import arrays, current
+from spmdzero.backend._current import arrays, current, host_memory
 from spmdzero.backend.forms._order import after
 from spmdzero.backend.forms._tree import map_tensors
-from spmdzero.backend.protocols._host_memory import HostMemory
 from spmdzero.backend.replica._anchors import Anchors
 from spmdzero.backend.replica._products import PRODUCTS
 from spmdzero.backend.replica._readers import in_region
@@ -35,7 +34,7 @@ class _Fetch(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        return _memory().from_host(tensor, gradient)
+        return host_memory().from_host(tensor, gradient)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -204,12 +203,6 @@ def _recomputed(
     return map_tensors(checkpoint(run, *args, use_reentrant=False, **kwargs), watch)
 
 
-def _memory() -> HostMemory:
-    memory = current().host_memory
-    assert memory is not None
-    return memory
-
-
 def _can_rest(tensor: torch.Tensor) -> bool:
     return arrays.is_mine(tensor) and tensor.is_floating_point() and tensor.numel() > 1
 
@@ -217,4 +210,4 @@ def _can_rest(tensor: torch.Tensor) -> bool:
 def _at_rest(_: str, tensor: torch.Tensor) -> torch.Tensor:
     if not _can_rest(tensor):
         return tensor
-    return _memory().to_host(tensor.detach()).requires_grad_(tensor.requires_grad)
+    return host_memory().to_host(tensor.detach()).requires_grad_(tensor.requires_grad)
