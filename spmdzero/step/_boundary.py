@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections import ChainMap
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import torch
@@ -124,11 +125,11 @@ class Boundary:
                 factors = group.rule.prepare(hyper, count - reset_at if reset_at else count)
                 for chosen in _parts(members):
                     # All but two parts are on the host: one is updated, one is on its way.
-                    state = {**state, **self._fetched(chosen, state, after=ended[-2:-1])}
+                    fetched = self._fetched(chosen, state, after=ended[-2:-1])
                     update = self._update(index, chosen, factors, coefficient, apply)
                     inputs = update.inputs(
                         factors=factors, coefficient=coefficient, apply=apply,
-                        gradients=gradients, state=state,
+                        gradients=gradients, state=ChainMap(fetched, state),
                     )  # fmt: skip
                     # A rule without factors reads its group's numbers itself: in a folded operation
                     # they would be constants.
