@@ -22,7 +22,20 @@ from spmdzero.backend.chips._torus import Torus, scatter_steps, scatters_whole
 from spmdzero.backend.forms._autograd_graph import hands_over, is_transforming, nodes_behind
 from spmdzero.backend.forms._own_rows import keep_same, to_all_rows, to_own_rows
 from spmdzero.backend.forms._stored import gather, relaid, resting, store, stored_zeros
-from spmdzero.backend.forms._tree import Batch, Replicated, device_types, map_tensors, replicated
+from spmdzero.backend.forms._tree import (
+    TENSORS,
+    Batch,
+    Replicated,
+    Skeleton,
+    UnknownContentError,
+    device_types,
+    form_of,
+    found,
+    map_tensors,
+    mapped,
+    refuse_unknown,
+    replicated,
+)
 from spmdzero.backend.forms._with_graph import refuse_graph
 from spmdzero.backend.protocols._arrays import Arrays, Form
 from spmdzero.backend.protocols._compiler import (
@@ -48,6 +61,7 @@ from spmdzero.backend.protocols._region import (
 __all__ = [
     "FLAG_SETS",
     "REPLICATED",
+    "TENSORS",
     "Across",
     "AnnotatedProgram",
     "Arrays",
@@ -69,9 +83,11 @@ __all__ = [
     "Region",
     "RegionRules",
     "Replicated",
+    "Skeleton",
     "StandInKeptError",
     "Torus",
     "Tracing",
+    "UnknownContentError",
     "arrays",
     "choice_in_words",
     "choose",
@@ -82,6 +98,8 @@ __all__ = [
     "draw_keys",
     "flags",
     "follow_torchs_seed",
+    "form_of",
+    "found",
     "gather",
     "hands_over",
     "held",
@@ -90,11 +108,13 @@ __all__ = [
     "keep_same",
     "let_in",
     "map_tensors",
+    "mapped",
     "memory_maps",
     "nodes_behind",
     "programs",
     "refuse_gradient_hooks",
     "refuse_graph",
+    "refuse_unknown",
     "relaid",
     "replicated",
     "resting",

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from spmdzero.backend.forms._tree import mapped
 from spmdzero.errors import SpmdZeroUsageError
 
 _aten = torch.ops.aten
@@ -119,21 +120,19 @@ class _Casts:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], cast: _Caster) -> Any:
         """Calls the operation on the cast arguments, with autocast turned off inside."""
-        given = self.tree(args, cast), self.tree(kwargs, cast)
+        given = self.cast(args, cast), self.cast(kwargs, cast)
         # The function modes outside have already handled this call.
         with torch._C.DisableTorchFunction(), torch._C._ExcludeDispatchKeyGuard(self.keys):
             return self.func(*given[0], **given[1])
 
-    def tree(self, tree: Any, cast: _Caster) -> Any:
-        """A copy of nested dicts, lists and tuples, with `cast` applied where autocast may cast."""
-        if isinstance(tree, torch.Tensor):
-            mine = tree.device.type == self.device_type and tree.is_floating_point()
-            return cast(tree) if mine and tree.dtype != torch.float64 else tree
-        if isinstance(tree, dict):
-            return {key: self.tree(item, cast) for key, item in tree.items()}
-        if isinstance(tree, list | tuple):
-            return [self.tree(item, cast) for item in tree]
-        return tree
+    def cast(self, tree: Any, cast: _Caster) -> Any:
+        """A copy of an operation's arguments, with `cast` applied where autocast may cast."""
+
+        def each(tensor: torch.Tensor) -> torch.Tensor:
+            mine = tensor.device.type == self.device_type and tensor.is_floating_point()
+            return cast(tensor) if mine and tensor.dtype != torch.float64 else tensor
+
+        return mapped(tree, torch.Tensor, each)
 
     def asks_for_dtype(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the caller has given the result's dtype, as `softmax(x, dim, dtype)` can."""
@@ -161,7 +160,7 @@ def _widest(casts: _Casts, *args: Any, **kwargs: Any) -> Any:
         found.append(tensor.dtype)
         return tensor
 
-    casts.tree(args, note)
+    casts.cast(args, note)
     widest = functools.reduce(torch.promote_types, found)
     return casts.call(args, kwargs, lambda tensor: tensor.to(widest))
 

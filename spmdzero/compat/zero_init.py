@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from spmdzero._logging import log_once
-from spmdzero.backend import arrays, current
+from spmdzero.backend import arrays, current, found
 from spmdzero.compat.comm import init_distributed
 from spmdzero.config import load_config
 from spmdzero.engine import start_devices
@@ -160,7 +160,7 @@ class Placing(TorchFunctionMode):
         if self._busy:
             return func(*args, **kwargs)
         with self._alone():
-            used = [t for t in _tensors((args, kwargs)) if isinstance(t, nn.Parameter)]
+            used = found((args, kwargs), nn.Parameter)
             for parameter in used:
                 if bring(parameter) is not None or parameter in self._held:
                     self._held[parameter] = self._held.pop(parameter, [])
@@ -186,7 +186,7 @@ class Placing(TorchFunctionMode):
                 self._release(room=_ROOM, but=[parameter])
 
     def _note_views(self, made: Any) -> None:
-        for tensor in _tensors(made) if self._held else ():
+        for tensor in found(made, torch.Tensor) if self._held else ():
             owner = self._at(tensor)
             if owner is None or owner is tensor:
                 continue
@@ -230,14 +230,3 @@ class Placing(TorchFunctionMode):
 
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors of arguments and results, also inside lists, tuples and dicts."""
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, list | tuple):
-        for each in tree:
-            yield from _tensors(each)
-    elif isinstance(tree, dict):
-        yield from _tensors(tuple(tree.values()))

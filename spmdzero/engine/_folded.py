@@ -1,6 +1,5 @@
 """Folds forward, backward and update into single operations, so that little has to be traced."""
 
-import copy
 import dataclasses
 import functools
 import logging
@@ -9,7 +8,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import Passage, draw_keys, map_tensors
+from spmdzero.backend import Passage, draw_keys
 from spmdzero.engine._folded_forward import FoldedCall, FoldedPass, ForwardContext, PassTracer
 from spmdzero.engine._input_form import UnknownInputError, freeze
 from spmdzero.engine._kinds import (
@@ -145,11 +144,8 @@ class FoldedCalls:
             backward=functools.partial(self._backward, forwards=forwards, verify=verify),
         )
         outputs = call(tensors, keys)
-        found = {id(marker): out for marker, out in zip(record.markers, outputs, strict=True)}
         self.folded, self.reason, self._in_program = self.folded + 1, None, True
-        # The caller gets containers of his own, into which he may write.
-        output = copy.deepcopy(record.output, {id(marker): marker for marker in record.markers})
-        return map_tensors(output, lambda _, marker: found[id(marker)])
+        return record.output.filled(outputs)
 
     def _verify(self, forwards: _Forwards, tensors: Sequence[torch.Tensor]) -> None:
         outcome = attempt(

@@ -12,14 +12,15 @@ from torch import nn
 from spmdzero.backend import (
     Passage,
     Region,
+    Skeleton,
+    UnknownContentError,
     arrays,
     compiler,
     current,
+    found,
     hands_over,
-    map_tensors,
 )
 from spmdzero.engine._generator_watch import GeneratorWatch
-from spmdzero.engine._input_form import UnknownInputError, freeze
 from spmdzero.engine._kinds import NotCapturableError, autocast_dtype
 from spmdzero.engine._module_tracer import (
     KeySource,
@@ -27,7 +28,6 @@ from spmdzero.engine._module_tracer import (
     TracedFunction,
     attempt,
     fold_python,
-    meta,
     refuse_read,
 )
 from spmdzero.engine._module_watch import ModuleWatch
@@ -97,15 +97,13 @@ class FoldedPass:
 
     Attributes:
         traced: parameters, buffers, inputs and keys -> outputs, written tensors, flags.
-        output: the structure that the module returned, with a meta tensor in place of each tensor.
-        markers: the meta tensors, in the order of the outputs.
+        output: what the module returned, without its tensors.
         differentiable: whether each output carries a gradient.
         written, flags: names of parameters and buffers, and of flags, that the forward writes.
     """
 
     traced: TracedFunction
-    output: Any
-    markers: tuple[torch.Tensor, ...]
+    output: Skeleton
     differentiable: tuple[bool, ...]
     written: tuple[str, ...]
     flags: tuple[str, ...]
@@ -132,42 +130,23 @@ class PassTracer(ModuleTracer):
         Raises:
             NotCapturableError: it can't be one operation.
         """
-        passages: list[Passage] = []
-        outputs: list[Any] = []
-        markers: list[torch.Tensor] = []
-        flat: list[torch.Tensor] = []
-
-        def mark(_: str, tensor: torch.Tensor) -> torch.Tensor:
-            if not arrays.is_mine(tensor):
-                raise NotCapturableError(
-                    "the forward returns a tensor on the CPU, which may be another at each call"
-                )
-            flat.append(tensor)
-            markers.append(meta())
-            return markers[-1]
+        made: list[tuple[Passage, Skeleton, list[torch.Tensor]]] = []
 
         def function(tensors: list[torch.Tensor], key: KeySource) -> list[torch.Tensor]:
             passage = self.passage(tensors, key=key, sink=_ignore)
-            outputs.append(map_tensors(passage.output, mark))
-            if not flat:
-                raise NotCapturableError("the forward returns no tensor")
-            passages.append(passage)
+            output, flat = _taken_apart(passage.output)
+            made.append((passage, output, flat))
             return [*flat, *passage.written.values(), *passage.flags.values()]
 
         traced = fold_python(function, tensors, known=self.known(self.state))
-        (passage,), (output,) = passages, outputs
+        ((passage, output, flat),) = made
         if traced.draws != tuple(range(len(traced.draws))) or self._region.recomputes:
             raise NotCapturableError("activation checkpointing runs the forward again in backward")
-        try:
-            form = freeze(output)[0]
-        except UnknownInputError as error:
-            raise NotCapturableError(str(error).replace("an input is", "an output is")) from error
         differentiable = tuple(tensor.requires_grad for tensor in flat)
         written, flags = tuple(passage.written), tuple(passage.flags)
         return FoldedPass(
-            traced=traced.labelled(form, differentiable, written, flags),
+            traced=traced.labelled(output, differentiable, written, flags),
             output=output,
-            markers=tuple(markers),
             differentiable=differentiable,
             written=written,
             flags=flags,
@@ -263,13 +242,31 @@ class PassTracer(ModuleTracer):
         Raises:
             NotCapturableError: with `folds`, if the pass can't be one operation.
         """
-        outputs: list[torch.Tensor] = []
-        map_tensors(passage.output, lambda _, tensor: outputs.append(tensor))
+        outputs = found(passage.output, torch.Tensor)
         refusing: Any = {"key": _refuse_draw, "read": refuse_read} if folds else {}
         with self._region.backward(passage.state, **refusing):
             arrays.backward([outputs[index] for index in grads], list(grads.values()))
         if folds:
             self.refuse_reads()
+
+
+def _taken_apart(output: Any) -> tuple[Skeleton, list[torch.Tensor]]:
+    """A forward's output without its tensors, and the tensors.
+
+    Raises:
+        NotCapturableError: a later forward's may be another.
+    """
+    try:
+        skeleton, tensors = Skeleton.of(output)
+    except UnknownContentError as error:
+        raise NotCapturableError(f"an output is {error}") from None
+    if not tensors:
+        raise NotCapturableError("the forward returns no tensor")
+    if not all(map(arrays.is_mine, tensors)):
+        raise NotCapturableError(
+            "the forward returns a tensor on the CPU, which may be another at each call"
+        )
+    return skeleton, tensors
 
 
 def _ignore(name: str, grad: torch.Tensor, *, waits: bool = False) -> None:
@@ -406,7 +403,7 @@ class _Folded(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         record, training = call.record, call.training
         values = record.traced.function([*tensors, *keys])
-        count, written = len(record.markers), len(record.written)
+        count, written = len(record.differentiable), len(record.written)
         outputs, rest = values[:count], values[count:]
         if record.written:
             # The backward pass takes the written tensors as the forward found them.

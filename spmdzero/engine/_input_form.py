@@ -1,16 +1,19 @@
 """The form of a micro-batch's inputs, which decides which program runs it."""
 
-import collections
 import dataclasses
-import enum
 from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
 
-from spmdzero.backend import Batch, arrays
-
-_VALUES = (str, bytes, int, float, complex, bool, type(None), torch.device, torch.dtype, enum.Enum)
+from spmdzero.backend import (
+    TENSORS,
+    Batch,
+    UnknownContentError,
+    arrays,
+    form_of,
+    refuse_unknown,
+)
 
 
 class UnknownInputError(TypeError):
@@ -50,51 +53,16 @@ def freeze(tree: Any) -> tuple[Hashable, list[torch.Tensor]]:
         UnknownInputError: see `InputForm.of`.
     """
     tensors: list[torch.Tensor] = []
-    return _freeze(tree, tensors), tensors
 
+    def leaf(given: Any) -> Hashable:
+        tensor = given if isinstance(given, torch.Tensor) else given.tensor
+        if tensor.requires_grad:
+            raise UnknownInputError("an input requires a gradient")
+        tensors.append(tensor)
+        rows = (given.dim, given.shared, given.joined) if isinstance(given, Batch) else None
+        return rows, tensor.shape, tensor.dtype
 
-def _freeze(tree: Any, tensors: list[torch.Tensor]) -> Hashable:
-    if isinstance(tree, Batch | torch.Tensor) and _tensor(tree).requires_grad:
-        raise UnknownInputError("an input requires a gradient")
-    if isinstance(tree, Batch):
-        tensors.append(tree.tensor)
-        kind = "batch", tree.dim, tree.shared, tree.joined
-        return *kind, tree.tensor.shape, tree.tensor.dtype
-    if isinstance(tree, torch.Tensor):
-        tensors.append(tree)
-        return "tensor", tree.shape, tree.dtype
-    if isinstance(tree, _VALUES):
-        return type(tree), tree
-    if isinstance(tree, Mapping):
-        items = tuple((key, _freeze(value, tensors)) for key, value in tree.items())
-        return type(tree), items, _beside(tree)
-    if isinstance(tree, tuple | list):
-        return type(tree), tuple(_freeze(value, tensors) for value in tree), _beside(tree)
-    if dataclasses.is_dataclass(tree):
-        fields = (getattr(tree, field.name) for field in dataclasses.fields(tree))
-        return type(tree), tuple(_freeze(value, tensors) for value in fields), _beside(tree)
-    raise UnknownInputError(
-        f"an input is a {type(tree).__name__}, whose content can't be compared between steps"
-    )
-
-
-def _beside(container: Any) -> Hashable:
-    """The attributes of a container beside its items, which a user's class may have."""
-    own = getattr(container, "__dict__", None)
-    if not own:
-        return None
-    if dataclasses.is_dataclass(container):
-        known = {field.name for field in dataclasses.fields(container)}
-    else:
-        known = {"data"} if isinstance(container, collections.UserDict) else set()
-    tensors: list[torch.Tensor] = []
-    found = tuple((k, _freeze(value, tensors)) for k, value in own.items() if k not in known)
-    if tensors:
-        raise UnknownInputError(
-            f"an input is a {type(container).__name__} with a tensor that is not one of its items"
-        )
-    return found
-
-
-def _tensor(leaf: Batch | torch.Tensor) -> torch.Tensor:
-    return leaf.tensor if isinstance(leaf, Batch) else leaf
+    try:
+        return form_of(tree, TENSORS, leaf, refuse_unknown), tensors
+    except UnknownContentError as error:
+        raise UnknownInputError(f"an input is {error}") from None

@@ -47,7 +47,7 @@ class ModuleTracer:
         require_planned(training)
         self._training, self.forward = training, training.forward
         # It keeps the inputs' forms, and not the batch itself, which would stay on the devices.
-        self._inputs = map_tensors((args, dict(kwargs)), lambda _, leaf: _like(leaf, meta()))
+        self._inputs = map_tensors((args, dict(kwargs)), lambda _, leaf: _like(leaf, _meta()))
         self.parameters = dict(training.module.named_parameters())
         self._trained = {name: p.requires_grad for name, p in self.parameters.items()}
         self.buffers = dict(training.module.named_buffers())
@@ -242,8 +242,7 @@ def refuse_read(_: torch.Tensor | None = None, *, at: str | None = None) -> NoRe
     )
 
 
-def meta() -> torch.Tensor:
-    """A new meta tensor that marks the place of one tensor in a structure."""
+def _meta() -> torch.Tensor:
     return torch.empty(0, device="meta")
 
 

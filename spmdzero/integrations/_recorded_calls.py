@@ -8,15 +8,13 @@ from the output, never from a trace.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
 
-from spmdzero.backend import map_tensors
+from spmdzero.backend import found, map_tensors, mapped
 from spmdzero.errors import SpmdZeroUsageError
-
-_PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.Tensor)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +47,9 @@ class _Target:
 @dataclasses.dataclass(frozen=True)
 class _Kept:
     index: int
+
+
+_RECORDED = (_Result, _Target, _Kept)
 
 
 class CallResult:
@@ -132,7 +133,7 @@ class RecordedCalls:
         """
         if not self._calls:
             return returned
-        return {"": _swap(returned, self._of_result), "calls": dict(self._calls)}
+        return {"": mapped(returned, CallResult, _recorded), "calls": dict(self._calls)}
 
     def make(self, output: Any, *, given: Callable[[Call], Call]) -> Any:
         """Makes the calls in a forward's output, in their order; returns the step's outputs.
@@ -148,27 +149,19 @@ class RecordedCalls:
                 return results[value.call]
             if isinstance(value, _Target):
                 return self._resolve(value.path)
-            return self._kept[value.index] if isinstance(value, _Kept) else value
+            return self._kept[value.index]
 
         for call in calls_of(output).values():
             made = given(call)
             method = getattr(self._resolve(made.target), made.method)
-            results.append(method(*_swap(made.args, known), **_swap(made.kwargs, known)))
-        return _swap(returned_of(output), known)
+            args, kwargs = mapped((made.args, made.kwargs), _RECORDED, known)
+            results.append(method(*args, **kwargs))
+        return mapped(returned_of(output), _RECORDED, known)
 
     def _form(self, tree: Any) -> Any:
-        return _swap(tree, self._leaf)
+        return mapped(tree, (CallResult, CallTarget, torch.Tensor), _recorded, self._keep)
 
-    def _of_result(self, value: Any) -> Any:
-        return _Result(value._call) if isinstance(value, CallResult) else value
-
-    def _leaf(self, value: Any) -> Any:
-        if isinstance(value, CallResult):
-            return _Result(value._call)
-        if isinstance(value, CallTarget):
-            return _Target(value.path)
-        if isinstance(value, _PLAIN):
-            return value
+    def _keep(self, value: Any) -> _Kept:
         for index, known in enumerate(self._kept):
             if known is value:
                 return _Kept(index)
@@ -188,23 +181,17 @@ def returned_of(output: Any) -> Any:
 
 def awaits_results(returned: Any) -> bool:
     """Whether the step's outputs hold the result of a call."""
-    found: list[Any] = []
-    _swap(returned, lambda value: found.append(value) if isinstance(value, _Result) else value)
-    return bool(found)
+    return bool(found(returned, _Result))
 
 
 def _holds_calls(output: Any) -> bool:
     return type(output) is dict and output.keys() == {"", "calls"}
 
 
-def _swap(tree: Any, function: Callable[[Any], Any]) -> Any:
-    """A copy of nested dicts, lists and tuples with `function(leaf)` for each leaf."""
-    if isinstance(tree, Mapping) and type(tree) is dict:
-        return {key: _swap(value, function) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        items = [_swap(item, function) for item in tree]
-        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
-    return function(tree)
+def _recorded(value: Any) -> Any:
+    if isinstance(value, CallResult):
+        return _Result(value._call)
+    return _Target(value.path) if isinstance(value, CallTarget) else value
 
 
 class RecordedList(list[Any], CallTarget):

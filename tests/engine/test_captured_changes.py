@@ -4,6 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import logging
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -255,6 +256,48 @@ def test_an_input_that_cant_be_compared_is_traced(beside: Any, said: str) -> Non
         engine.train_batch(iter([(x, beside)]))
     assert engine.capture.reason == said
     assert engine.capture.replayed == 0
+
+
+class Signed(Residual):
+    """Goes another way for the sign of a number beside its batch."""
+
+    def forward(self, x: torch.Tensor, number: float) -> torch.Tensor:
+        return super().forward(x) * (2 + math.copysign(1.0, number))
+
+
+def test_zeros_of_another_sign_are_other_inputs() -> None:
+    def run(engine: spmdzero.Engine) -> list[float]:
+        numbers = [*[0.0] * 7, -0.0]
+        data = zip(batches(8), numbers, strict=True)
+        return [engine.train_batch(iter([(x, number)])).item() for (x,), number in data]
+
+    assert_twins_agree(twins(Signed), run)
+
+
+@dataclasses.dataclass
+class Doubled:
+    """A batch that makes a tensor of another one itself."""
+
+    x: torch.Tensor
+    twice: torch.Tensor = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.twice = self.x * 2
+
+
+class Sum(Residual):
+    def forward(self, one: Doubled, other: torch.Tensor) -> torch.Tensor:
+        return super().forward(one.twice + other)
+
+
+def test_an_input_that_makes_tensors_itself_takes_nobody_elses_place() -> None:
+    losses = []
+    for engine in twins(Sum):
+        torch.manual_seed(2)
+        data = [(Doubled(x), x.flip(0)) for (x,) in batches(5)]
+        losses.append([engine.train_batch(iter([batch])).item() for batch in data])
+    assert losses[0] == losses[1]
+    assert "a Doubled with a tensor that is not one of its items" in str(engine.capture.reason)
 
 
 def test_a_state_with_another_sharding_is_traced_until_it_is_back(

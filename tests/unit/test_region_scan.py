@@ -26,7 +26,7 @@ class Block(nn.Module):
         self.line, self.norm = nn.Linear(DIM, DIM), nn.LayerNorm(DIM)
         self.drop = nn.Dropout(0.25)
         self.register_buffer("count", torch.zeros(()))
-        self.number, self.change = number, change
+        self.number, self.change, self.calls = number, change, 0
 
     def forward(self, x: torch.Tensor, *others: torch.Tensor) -> Any:
         y = x + self.drop(torch.tanh(self.line(self.norm(x))))
@@ -150,17 +150,40 @@ def _write_data(block: Block, y: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def _collects(blocks: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+    found: list[torch.Tensor] = []
+    for block in blocks:
+        x = block(x, found)
+    return x + sum(found)
+
+
+def _collect(block: Block, y: torch.Tensor, found: Any) -> torch.Tensor:
+    found.append(y.mean())
+    return y
+
+
+def _count(block: Block, y: torch.Tensor) -> torch.Tensor:
+    block.calls += 1
+    # A block that is traced for its backward and for its forward would count twice.
+    return y * (1 + block.calls % 2)
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
         ({"run": _keeps_all}, None),
+        ({"run": _collects, "change": _collect}, "changes what it is given"),
+        ({"change": _count}, "changes the module: 'calls'"),
         ({"change": lambda block, y: y * (1 + block.number)}, None),
         ({"change": _write}, "writes to its parameters, buffers"),
         ({"change": _write_data}, "writes to its parameters"),
         pytest.param({"run": _stops_in_between}, None, marks=pytest.mark.slow),
         pytest.param({"change": _read}, "reads a value", marks=pytest.mark.slow),
     ],
-    ids=["kept", "numbered", "written", "written by data", "computed with", "read"],
+    ids=[
+        *("kept", "collected", "counted", "numbered", "written", "written by data"),
+        *("computed with", "read"),
+    ],
 )
 def test_what_is_no_loop_computes_what_it_did(
     mesh: Mesh,

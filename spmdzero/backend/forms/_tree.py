@@ -1,14 +1,32 @@
-"""Walks the inputs and outputs of a module, and replaces tensors while keeping every container."""
+"""Walks nested containers of tensors, or of whatever stands for tensors: the one walk there is.
 
+Containers are lists, tuples and mappings, their subclasses (named tuples, transformers' outputs and
+encodings) and dataclasses; `map_tensors` enters the attributes of other objects too. What is
+looked for is found before it is looked into, so a container may be a leaf.
+"""
+
+import collections
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+import enum
+import operator
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import nn
 
-_LEAVES = (str, bytes, int, float, complex, bool, type(None), torch.device, torch.dtype, type)
+Leaf = TypeVar("Leaf")
+Kind = type[Leaf] | tuple[type[Leaf], ...]
+
+_VALUES = (
+    *(str, bytes, int, float, complex, bool, type(None), enum.Enum),
+    *(torch.device, torch.dtype, torch.layout, torch.memory_format, torch.Size),
+)
+# Most values are of exactly these classes, which are found sooner in a set than by `isinstance`.
+_PLAIN = frozenset({*_VALUES} - {enum.Enum})
+_EXACT = _PLAIN - {float, complex}
+_CLOSED = (*_VALUES, torch.Tensor, nn.Module, type)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +53,9 @@ class Batch:
     joined: int = 1
 
 
+TENSORS = (torch.Tensor, Replicated, Batch)
+
+
 def replicated(tensor: torch.Tensor) -> Replicated:
     """Declares that every replica receives `tensor` whole.
 
@@ -44,67 +65,253 @@ def replicated(tensor: torch.Tensor) -> Replicated:
     return Replicated(tensor)
 
 
-def map_tensors(tree: Any, function: Callable[[str, Any], Any], path: str = "") -> Any:
-    """A copy of `tree` with `function(path, tensor)` for each tensor.
+class UnknownContentError(TypeError):
+    """Raised for an object whose content can't be compared; the message starts with its class."""
 
-    Walks dicts and other mappings, lists, tuples, named tuples, dataclasses (Hugging Face's
-    outputs among them) and, as the last resort, the attributes of plain objects (a key-value
-    cache). A container none of whose tensors changes is returned itself.
+
+def found(tree: Any, kind: Kind[Leaf]) -> list[Leaf]:
+    """The leaves of class `kind`, in order."""
+    leaves: list[Leaf] = []
+    _collect(tree, kind, leaves)
+    return leaves
+
+
+def _collect(tree: Any, kind: Kind[Leaf], leaves: list[Leaf]) -> None:
+    if isinstance(tree, kind):
+        leaves.append(tree)
+        return
+    cls = type(tree)
+    if cls is tuple or cls is list:
+        for item in tree:
+            _collect(item, kind, leaves)
+    elif cls is dict:
+        for item in tree.values():
+            _collect(item, kind, leaves)
+    elif cls not in _PLAIN and (opened := _opened(tree)) is not None:
+        for item in opened[1]:
+            _collect(item, kind, leaves)
+
+
+def mapped(
+    tree: Any,
+    kind: Kind[Leaf],
+    get: Callable[[Leaf], Any],
+    unknown: Callable[[Any], Any] | None = None,
+) -> Any:
+    """A copy of `tree` with `get(leaf)` for leaves of `kind`; it has lists and dicts of its own.
+
+    A container of another class is returned itself if nothing in it changes.
+
+    Args:
+        tree: the containers and leaves.
+        kind: the class of the leaves.
+        get: takes a leaf; returns what takes its place.
+        unknown: does the same for what is neither leaf, container nor plain value.
     """
-    return _map(tree, function, path, set())
+    if isinstance(tree, kind):
+        return get(tree)
+    cls = type(tree)
+    if cls is tuple:
+        return tuple([mapped(item, kind, get, unknown) for item in tree])
+    if cls is list:
+        return [mapped(item, kind, get, unknown) for item in tree]
+    if cls in _PLAIN:
+        return tree
+    if cls is dict:
+        return {key: mapped(item, kind, get, unknown) for key, item in tree.items()}
+    opened = _opened(tree)
+    if opened is None:
+        return tree if unknown is None or isinstance(tree, _VALUES) else unknown(tree)
+    return _again(tree, opened, [mapped(item, kind, get, unknown) for item in opened[1]])
 
 
-def _map(tree: Any, function: Callable[[str, Any], Any], path: str, parents: set[int]) -> Any:
-    if isinstance(tree, torch.Tensor | Replicated | Batch):
+def map_tensors(tree: Any, function: Callable[[str, Any], Any], path: str = "") -> Any:
+    """A copy of `tree` with `function(path, tensor)` for each tensor, `Replicated` and `Batch`.
+
+    It walks as `mapped` and, as the last resort, through the attributes of plain objects (a
+    key-value cache). A container none of whose tensors changes is returned itself.
+    """
+    return _map(tree, function, path, frozenset())
+
+
+def _map(tree: Any, function: Callable[[str, Any], Any], path: str, inside: frozenset[int]) -> Any:
+    if isinstance(tree, TENSORS):
         return function(path, tree)
-    if isinstance(tree, (*_LEAVES, nn.Module)) or id(tree) in parents:
+    if type(tree) in _PLAIN or id(tree) in inside:
         return tree
-    parents = parents | {id(tree)}
+    opened = _opened(tree) or _attributes(tree)
+    if opened is None:
+        return tree
+    inside = inside | {id(tree)}
+    start = f"{path}." if path else ""
+    items = zip(*opened, strict=True)
+    return _again(
+        tree, opened, [_map(item, function, f"{start}{key}", inside) for key, item in items]
+    )
 
-    def visit(key: object, value: Any) -> Any:
-        return _map(value, function, f"{path}.{key}" if path else str(key), parents)
 
+def form_of(
+    tree: Any,
+    kind: Kind[Leaf],
+    get: Callable[[Leaf], Hashable],
+    unknown: Callable[[Any], Hashable] | None = None,
+) -> Hashable:
+    """A hashable form, equal for trees that differ in nothing but leaves of equal `get(leaf)`.
+
+    It has the classes of containers and values: 1, 1.0 and True are equal, and so are 0.0 and -0.0,
+    but they differ to an operation.
+
+    Args:
+        tree: the containers and leaves.
+        kind: the class of the leaves.
+        get: takes a leaf; returns its form.
+        unknown: does the same for what is neither leaf, container nor plain value, which otherwise
+            is equal to what it says it is equal to.
+
+    Raises:
+        UnknownContentError: a container has a leaf that is not one of its items.
+    """
+    if isinstance(tree, kind):
+        return get(tree)
+    cls = type(tree)
+    if cls is tuple or cls is list:
+        return cls, tuple([form_of(item, kind, get, unknown) for item in tree])
+    if cls in _EXACT:
+        return cls, tree
+    if cls is dict:
+        return cls, tuple([(key, form_of(item, kind, get, unknown)) for key, item in tree.items()])
+    if isinstance(tree, float | complex):
+        return cls, repr(tree)
+    if isinstance(tree, _VALUES):
+        return cls, tree
+    opened = _opened(tree)
+    if opened is None:
+        return (cls, tree) if unknown is None else unknown(tree)
+    keys, items = opened
+    forms = tuple([form_of(item, kind, get, unknown) for item in items])
+    return cls, tuple(keys), forms, _beside(tree, kind, unknown)
+
+
+def refuse_unknown(value: Any) -> NoReturn:
+    """Raises UnknownContentError, as `unknown` of `form_of`."""
+    raise UnknownContentError(
+        f"a {type(value).__name__}, whose content can't be compared between steps"
+    )
+
+
+class _Hole:
+    """The place of a leaf; copies are the same object."""
+
+    def __copy__(self) -> "_Hole":
+        return self
+
+    def __deepcopy__(self, _: Any) -> "_Hole":
+        return self
+
+
+_HOLE = _Hole()
+
+
+@dataclasses.dataclass(frozen=True)
+class Skeleton:
+    """A tree without its tensors; equal to those of trees that differ in tensors only.
+
+    Attributes:
+        form: that of the tree.
+    """
+
+    form: Hashable
+    _tree: Any = dataclasses.field(compare=False, repr=False)
+
+    @classmethod
+    def of(cls, tree: Any) -> tuple["Skeleton", list[torch.Tensor]]:
+        """The skeleton of `tree`, and the tensors in their order.
+
+        Raises:
+            UnknownContentError: a part of `tree` is neither container, tensor nor plain value.
+        """
+        known = form_of(tree, torch.Tensor, lambda _: torch.Tensor, refuse_unknown)
+        tensors: list[torch.Tensor] = []
+
+        def take(tensor: torch.Tensor) -> _Hole:
+            tensors.append(tensor)
+            return _HOLE
+
+        return cls(known, mapped(tree, torch.Tensor, take)), tensors
+
+    def filled(self, tensors: Iterable[Any]) -> Any:
+        """The tree with these tensors, in containers of its own."""
+        left = iter(tensors)
+        return mapped(copy.deepcopy(self._tree), _Hole, lambda _: next(left))
+
+
+def _opened(tree: Any) -> tuple[Sequence[Any], Sequence[Any]] | None:
+    """The keys of a container and its items; None for what is no container."""
+    if isinstance(tree, _CLOSED):
+        return None
     if isinstance(tree, Mapping):
-        return _map_mapping(tree, visit)
-    if isinstance(tree, tuple | list):
-        items = [visit(i, value) for i, value in enumerate(tree)]
-        if all(item is value for item, value in zip(items, tree, strict=True)):
-            return tree
-        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+        plain = dict(tree.items())
+        return [*plain], [*plain.values()]
+    if isinstance(tree, list | tuple):
+        return range(len(tree)), tree
     if dataclasses.is_dataclass(tree):
-        values = {f.name: getattr(tree, f.name) for f in dataclasses.fields(tree) if f.init}
-        changed = {name: visit(name, value) for name, value in values.items()}
-        if all(changed[name] is value for name, value in values.items()):
-            return tree
-        return dataclasses.replace(tree, **changed)
-    return _map_object(tree, visit)
+        names = [field.name for field in dataclasses.fields(tree) if field.init]
+        return names, [getattr(tree, name) for name in names]
+    return None
 
 
-def _map_mapping(tree: Any, visit: Callable[[object, Any], Any]) -> Any:
-    items = {key: visit(key, value) for key, value in tree.items()}
-    if all(items[key] is value for key, value in tree.items()):
+def _attributes(tree: Any) -> tuple[Sequence[Any], Sequence[Any]] | None:
+    own = None if isinstance(tree, _CLOSED) else getattr(tree, "__dict__", None)
+    return ([*own], [*own.values()]) if own else None
+
+
+def _again(tree: Any, opened: tuple[Sequence[Any], Sequence[Any]], made: list[Any]) -> Any:
+    """`tree` with the items `made` in place of those that `_opened` or `_attributes` found."""
+    keys, items = opened
+    if all(map(operator.is_, made, items)):
         return tree
-    if type(tree) is dict:
-        return items
-    if dataclasses.is_dataclass(tree):
-        # transformers' ModelOutput: a mapping of the fields that are set.
-        return dataclasses.replace(tree, **items)
-    result = copy.copy(tree)
-    for key, value in items.items():
-        result[key] = value
-    return result
+    cls, own = type(tree), getattr(tree, "__dict__", None)
+    if cls is dict:
+        return dict(zip(keys, made, strict=True))
+    if isinstance(tree, tuple):
+        copied: Any = cls._make(made) if hasattr(cls, "_fields") else cls(made)
+        if own:
+            vars(copied).update(own)
+        return copied
+    if isinstance(tree, list) and not own:
+        return cls(made)
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, list):
+        # transformers' outputs are mappings too, of the fields that are set.
+        return dataclasses.replace(tree, **dict(zip(keys, made, strict=True)))
+    copied = copy.copy(tree)
+    if isinstance(tree, list):
+        copied[:] = made
+    elif isinstance(tree, Mapping):
+        for key, item in zip(keys, made, strict=True):
+            copied[key] = item
+    else:
+        vars(copied).update(zip(keys, made, strict=True))
+    return copied
 
 
-def _map_object(tree: Any, visit: Callable[[object, Any], Any]) -> Any:
-    attributes = getattr(tree, "__dict__", None)
-    if not attributes:
-        return tree
-    mapped = {name: visit(name, value) for name, value in attributes.items()}
-    if all(mapped[name] is value for name, value in attributes.items()):
-        return tree
-    result = copy.copy(tree)
-    result.__dict__.update(mapped)
-    return result
+def _beside(container: Any, kind: Kind[Leaf], unknown: Callable[[Any], Hashable] | None) -> Any:
+    """The form of what a container holds beside its items, which a user's class may have."""
+    own = {**getattr(container, "__dict__", {})}
+    if dataclasses.is_dataclass(container):
+        for field in dataclasses.fields(container):
+            if field.init:
+                own.pop(field.name, None)
+            elif hasattr(container, field.name):
+                own[field.name] = getattr(container, field.name)
+    elif isinstance(container, collections.UserDict):
+        own.pop("data", None)
+
+    def refuse(_: Any) -> NoReturn:
+        raise UnknownContentError(
+            f"a {type(container).__name__} with a tensor that is not one of its items"
+        )
+
+    return form_of(own, kind, refuse, unknown) if own else None
 
 
 def device_types(tree: Any) -> set[str]:
@@ -112,12 +319,12 @@ def device_types(tree: Any) -> set[str]:
 
     A 0-dim tensor doesn't count: torch moves such a number by itself.
     """
-    found: set[str] = set()
+    types: set[str] = set()
 
     def look(_: str, tensor: Any) -> Any:
         if isinstance(tensor, torch.Tensor) and tensor.dim():
-            found.add(tensor.device.type)
+            types.add(tensor.device.type)
         return tensor
 
     map_tensors(tree, look)
-    return found
+    return types

@@ -2,10 +2,10 @@
 
 import jax
 
+from spmdzero.backend.forms._tree import found
 from spmdzero.backend.jax._graph import Graph, Slot, Step
 from spmdzero.backend.jax._lowered import alone, refusal
 from spmdzero.backend.jax._operations import AtenOp
-from spmdzero.backend.jax._trees import found
 from spmdzero.errors import SpmdZeroRuntimeError
 
 

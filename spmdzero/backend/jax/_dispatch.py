@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from spmdzero._user_line import user_line
+from spmdzero.backend.forms._tree import found, mapped
 from spmdzero.backend.jax import _host
 from spmdzero.backend.jax._cells import Cell
 from spmdzero.backend.jax._decompose import decomposed, kernel_of_others, of_data
@@ -15,7 +16,6 @@ from spmdzero.backend.jax._lowered import made_by, require_lowering
 from spmdzero.backend.jax._meta import on_meta
 from spmdzero.backend.jax._operations import AtenOp, identity
 from spmdzero.backend.jax._tensor import LazyTensor, alias_of, hooks, over, require_own_part
-from spmdzero.backend.jax._trees import found, swapped
 from spmdzero.backend.jax._values import Operation, Space, Value, record
 from spmdzero.backend.jax._views import (
     ViewStep,
@@ -212,7 +212,7 @@ def _apart(func: Any, made: Any, args: Any) -> Any:
     cells = {id(tensor.cell) for tensor in found(args, LazyTensor)}
     if not any(id(tensor.cell) in cells for tensor in found(made, LazyTensor)):
         return made
-    return swapped(made, LazyTensor, lambda t: t.clone() if id(t.cell) in cells else t)
+    return mapped(made, LazyTensor, lambda t: t.clone() if id(t.cell) in cells else t)
 
 
 @functools.cache
@@ -259,7 +259,7 @@ def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _map(args: Any, kwargs: Any, kind: type, function: Callable[[Any], Any]) -> tuple[Any, Any]:
-    return swapped(tuple(args), kind, function), swapped(dict(kwargs), kind, function)
+    return mapped(tuple(args), kind, function), mapped(dict(kwargs), kind, function)
 
 
 def copied(value: Value) -> Value:

@@ -3,12 +3,11 @@
 import dataclasses
 import functools
 import hashlib
-import operator
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from spmdzero.backend.jax._trees import swapped
+from spmdzero.backend.forms._tree import form_of, mapped
 from spmdzero.backend.jax._values import Node, Space, Value
 
 _MARKS = ("mark", "leave")
@@ -156,7 +155,7 @@ class _Builder:
             if id(value) not in self._slots:
                 self._leaf(value)
         get = self._get
-        args, kwargs = swapped(node.args, Value, get), swapped(dict(node.kwargs), Value, get)
+        args, kwargs = mapped(node.args, Value, get), mapped(dict(node.kwargs), Value, get)
         made = self._step(node, args, kwargs, node.outputs)
         for value, slot in zip(node.outputs, made, strict=True):
             self._slots[id(value)] = slot
@@ -167,7 +166,8 @@ class _Builder:
     def _step(
         self, like: Node | Step, args: Any, kwargs: Any, forms: Sequence[Value | Slot]
     ) -> tuple[Slot, ...]:
-        known = (like.op.key, _frozen(args), _frozen(kwargs), tuple([f.dtype for f in forms]))
+        given = form_of(args, Slot, _numbered), form_of(kwargs, Slot, _numbered)
+        known = (like.op.key, given, tuple([form.dtype for form in forms]))
         if known not in self._known:
             made = tuple([self.new(form.shape, form.dtype, like.space) for form in forms])
             step = Step(like.op, args, kwargs, made, like.space, like.scope, like.place)
@@ -183,7 +183,7 @@ class _Builder:
             return moved[slot.number]
 
         for step in graph.steps:
-            args, kwargs = swapped(step.args, Slot, get), swapped(step.kwargs, Slot, get)
+            args, kwargs = mapped(step.args, Slot, get), mapped(step.kwargs, Slot, get)
             if isinstance(step.op, Folded):
                 made = self.inline(step.op.graph, args)
             else:
@@ -231,32 +231,22 @@ def _ordered(root: Value, known: dict[int, Slot]) -> Iterator[Node]:
                 stack.append((value.node, False))
 
 
-_NUMBER = operator.attrgetter("number")
-
-
-def _frozen(tree: Any, number: Callable[[Slot], int] = _NUMBER) -> Any:
-    if isinstance(tree, Slot):
-        return ("%", number(tree))
-    if isinstance(tree, list | tuple):
-        return tuple([_frozen(item, number) for item in tree])
-    if isinstance(tree, dict):
-        return tuple(sorted((key, _frozen(item, number)) for key, item in tree.items()))
-    # 1, 1.0 and True are equal, and so are -0.0 and 0.0, but they differ to an operation.
-    return (type(tree).__name__, repr(tree))
+def _numbered(slot: Slot) -> tuple[str, int]:
+    return "%", slot.number
 
 
 def _digest(graph: Graph) -> bytes:
     numbers: dict[int, int] = {}
 
-    def number(slot: Slot) -> int:
-        return numbers.setdefault(slot.number, len(numbers))
+    def number(slot: Slot) -> tuple[str, int]:
+        return "%", numbers.setdefault(slot.number, len(numbers))
 
     digest = hashlib.sha256()
     for slot in graph.inputs:
         number(slot)
         digest.update(repr((slot.shape, str(slot.dtype), int(slot.space))).encode())
     for step in graph.steps:
-        given = [_frozen(step.args, number), _frozen(step.kwargs, number)]
+        given = [form_of(step.args, Slot, number), form_of(step.kwargs, Slot, number)]
         # The dtype may depend on more than the arguments, as does that which torch gives a number.
         made = [str(slot.dtype) for slot in step.made]
         digest.update(repr((step.op.key, given, made)).encode())

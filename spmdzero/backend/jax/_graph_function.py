@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from spmdzero.backend.forms._tree import found, mapped
 from spmdzero.backend.jax import _own
 from spmdzero.backend.jax._graph import Graph, Slot, Step
 from spmdzero.backend.jax._lowered import lowered
 from spmdzero.backend.jax._memory import FETCH, ON_DEVICE, ON_HOST, rests_on_host
 from spmdzero.backend.jax._numbers import as_taken
 from spmdzero.backend.jax._operations import KEEP_ON_HOST
-from spmdzero.backend.jax._trees import found, swapped
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.jax._versions import moved
 
@@ -136,7 +136,7 @@ def _inside(step: Step) -> bool:
     return step.space is Space.REPLICA or _leaves(step)
 
 
-def _slots(step: Step) -> Iterator[Slot]:
+def _slots(step: Step) -> list[Slot]:
     return found((step.args, step.kwargs), Slot)
 
 
@@ -162,15 +162,15 @@ def _run(step: Step, known: dict[int, Any]) -> None:
 
 
 def _results(step: Step, known: dict[int, Any]) -> list[Any]:
-    args = swapped(step.args, Slot, lambda slot: as_taken(slot, known[slot.number]))
-    kwargs = swapped(step.kwargs, Slot, lambda slot: as_taken(slot, known[slot.number]))
+    args = mapped(step.args, Slot, lambda slot: as_taken(slot, known[slot.number]))
+    kwargs = mapped(step.kwargs, Slot, lambda slot: as_taken(slot, known[slot.number]))
     forms = [(slot.shape, slot.dtype) for slot in step.made]
     return lowered(step.op, args, kwargs, forms)
 
 
 def _run_for_hosts(step: Step, whole: dict[int, Any]) -> None:
     """Runs an operation whose results differ from host to host."""
-    slots = list(_slots(step))
+    slots = _slots(step)
     given = [whole[slot.number] for slot in slots]
 
     def of_one(*arrays: Any) -> list[Any]:
@@ -249,14 +249,14 @@ def _run_region(steps: list[Step], whole: dict[int, Any], needed: set[int], mesh
         return [*results, *(known[number][None] for number in kept)]
 
     out_specs = [PartitionSpec(*step.op.spec) for step in left] + [stacked for _ in kept]
-    mapped: Any = jax.shard_map(
+    on_each: Any = jax.shard_map(
         inside, mesh=mesh, in_specs=tuple(in_specs), out_specs=out_specs, check_vma=False
     )
     given = [whole[number] for number, _ in enters] + [
         _own.on_each_device(whole[n], mesh) if outer[n].space is Space.HOST else whole[n]
         for n in others
     ]
-    results = mapped(*given)
+    results = on_each(*given)
     numbers = [step.made[0].number for step in left] + kept
     whole |= dict(zip(numbers, results, strict=True))
 

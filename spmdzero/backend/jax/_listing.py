@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from spmdzero.backend.forms._tree import found
 from spmdzero.backend.jax._graph import Graph, Slot, Step
-from spmdzero.backend.jax._trees import found
 
 _KINDS = (("bfloat", "bf"), ("float", "f"), ("complex", "c"), ("uint", "u"), ("int", "s"))
 # Operations that take a part of a tensor are all listed as slices.

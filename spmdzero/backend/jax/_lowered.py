@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import torch
 
 from spmdzero._user_line import user_line
-from spmdzero.backend.jax._trees import hashable, swapped
+from spmdzero.backend.forms._tree import form_of, mapped
 from spmdzero.backend.jax._values import Value
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax.ops import UnsupportedError, jax_dtype, torch_dtype
@@ -93,7 +93,7 @@ def require_lowering(
     Raises:
         SpmdZeroRuntimeError: JAX can't trace it.
     """
-    key = (op.key, hashable((args, kwargs), (Value, float), _decides))
+    key = (op.key, form_of((args, kwargs), (Value, float), _decides))
     if key in _known:
         return
     try:
@@ -131,10 +131,10 @@ def alone(
         shapes.append(jax.ShapeDtypeStruct(tensor.shape, jax_dtype(tensor.dtype)))
         return _Place(len(shapes) - 1)
 
-    places = swapped(given, kind, hold)
+    places = mapped(given, kind, hold)
 
     def function(*arrays: Any) -> list[Any]:
-        args, kwargs = swapped(places, _Place, arrays.__getitem__)
+        args, kwargs = mapped(places, _Place, arrays.__getitem__)
         return lowered(op, args, kwargs, forms)
 
     return function, shapes

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from spmdzero.backend.forms._tree import form_of, mapped
 from spmdzero.backend.jax._tensor import meta_of
-from spmdzero.backend.jax._trees import hashable, swapped
 
 # Results by their keys: torch takes up to 0.2 ms for an operation that it writes in Python, and
 # each step asks for the same ones as the step before. The dict is emptied when it is full.
@@ -24,7 +24,7 @@ def on_meta(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     Raises:
         NotImplementedError: torch can't tell the result without data.
     """
-    key = (func, torch.get_default_dtype(), hashable((args, kwargs), torch.Tensor, _form))
+    key = (func, torch.get_default_dtype(), form_of((args, kwargs), torch.Tensor, _form))
     if key not in _known:
         made = _made(func, args, kwargs)
         if len(_known) >= _MOST:
@@ -34,7 +34,7 @@ def on_meta(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _made(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    args, named = swapped((tuple(args), dict(kwargs)), torch.Tensor, meta_of)
+    args, named = mapped((tuple(args), dict(kwargs)), torch.Tensor, meta_of)
     if "device" in named:
         named["device"] = torch.device("meta")
     return func(*args, **named)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from spmdzero.backend.forms._tree import mapped
 from spmdzero.backend.jax._graph import Graph, Slot, Step
 from spmdzero.backend.jax._operations import AtenOp, MeshOp
-from spmdzero.backend.jax._trees import swapped
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.jax.ops import Number
 
@@ -44,15 +44,17 @@ def with_numbers(graph: Graph) -> tuple[Graph, np.ndarray]:
     first = 1 + max((s.number for step in graph.steps for s in step.made), default=0)
     first = max(first, 1 + max((slot.number for slot in graph.inputs), default=0))
 
-    def opened(number: float) -> NumberSlot:
+    def opened(number: float | Slot) -> Slot:
+        if isinstance(number, Slot):
+            return number
         found.append(number)
         return NumberSlot(first + len(found), (), torch.float64, Space.NEUTRAL)
 
     steps = [
         dataclasses.replace(
             step,
-            args=swapped(step.args, float, opened),
-            kwargs=swapped(step.kwargs, float, opened),
+            args=mapped(step.args, (float, Slot), opened),
+            kwargs=mapped(step.kwargs, (float, Slot), opened),
         )
         if isinstance(step.op, AtenOp) and step.op.name in _TAKE_THEM
         else step

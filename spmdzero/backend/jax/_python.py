@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from spmdzero.backend.forms._tree import found
 from spmdzero.backend.jax import _plain_autograd
 from spmdzero.backend.jax._dispatch import dispatched, read, replace, value_of
 from spmdzero.backend.jax._tensor import DEVICE, LazyTensor, become, hooks, require_own_part
-from spmdzero.backend.jax._trees import found
 from spmdzero.backend.replica import in_region
 
 _Tensor = torch.Tensor
@@ -75,14 +75,7 @@ def _autocast_as_on_devices() -> contextlib.AbstractContextManager[object]:
 
 
 def _refuse_two_devices(args: tuple[Any, ...]) -> None:
-    def found(tree: Any) -> Any:
-        for item in tree:
-            if isinstance(item, torch.Tensor):
-                yield item
-            elif isinstance(item, list | tuple):
-                yield from found(item)
-
-    tensors = list(found(args))
+    tensors = found(args, torch.Tensor)
     plain = [t for t in tensors if not isinstance(t, LazyTensor) and t.dim() and not _wraps(t)]
     if plain and len(plain) < len(tensors) and not any(t.is_meta for t in plain):
         raise RuntimeError(

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from spmdzero._user_line import user_place
-from spmdzero.backend.jax._trees import found
+from spmdzero.backend.forms._tree import found
 
 
 class Space(enum.IntEnum):

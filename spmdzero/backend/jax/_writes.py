@@ -6,13 +6,13 @@ from typing import Any
 import torch
 
 from spmdzero._user_line import user_line
+from spmdzero.backend.forms._tree import found
 from spmdzero.backend.jax import _host
 from spmdzero.backend.jax._cells import Cell
 from spmdzero.backend.jax._dispatch import compute, dispatched, read, value_of, viewed
 from spmdzero.backend.jax._functional import functional
 from spmdzero.backend.jax._meta import on_meta
 from spmdzero.backend.jax._tensor import LazyTensor, become, hooks, require_own_part
-from spmdzero.backend.jax._trees import found
 from spmdzero.backend.jax._values import Value
 from spmdzero.backend.jax._views import (
     UnwritableViewError,

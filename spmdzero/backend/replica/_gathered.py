@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from spmdzero.backend._current import arrays, programs
 from spmdzero.backend.forms._order import after
+from spmdzero.backend.forms._tree import found, mapped
 from spmdzero.backend.protocols._mesh import Mesh
 from spmdzero.backend.protocols._region import GradientSink, PartsOfGradients
 from spmdzero.backend.replica._border import enter_part
@@ -205,7 +205,7 @@ class GatheredAtUse:
             if cast.element_size() > shard.local.element_size():
                 return self.stand_in(dataclasses.replace(shard, widened=cast.dtype))
             return self.stand_in(dataclasses.replace(shard, local=cast, widened=None))
-        args, kwargs = tree_map_only(torch.Tensor, self._operand, (args, kwargs))
+        args, kwargs = mapped((args, kwargs), torch.Tensor, self._operand)
         made = func(*args, **kwargs)
         self._note(made)
         return made
@@ -238,8 +238,8 @@ class GatheredAtUse:
         return local if tie is None else after(local, tie)
 
     def _note(self, made: Any) -> None:
-        for tensor in tree_leaves(made):
-            if not isinstance(tensor, torch.Tensor) or not arrays.is_mine(tensor):
+        for tensor in found(made, torch.Tensor):
+            if not arrays.is_mine(tensor):
                 continue
             if tensor.is_floating_point() and tensor.numel():
                 self._latest = tensor

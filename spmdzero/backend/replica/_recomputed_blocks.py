@@ -15,14 +15,13 @@ from spmdzero.backend.protocols._region import Recompute
 from spmdzero.backend.replica._anchors import is_hooked
 from spmdzero.backend.replica._candidates import candidates
 from spmdzero.backend.replica._class_calls import calls_replaced
-from spmdzero.backend.replica._plain import flatten
 from spmdzero.backend.replica._recompute import (
     is_loop_body,
     recomputed,
     recomputed_but_dots,
     recomputed_from_host,
 )
-from spmdzero.backend.replica._refused import NotALoopError
+from spmdzero.backend.replica._refused import NotALoopError, taken_apart
 from spmdzero.errors import ReplicaRegionError, SpmdZeroConfigError
 
 _WAYS: dict[str, Callable[..., Any]] = {
@@ -98,7 +97,7 @@ class RecomputedBlocks:
                 "the two off: model.gradient_checkpointing_disable(), or leave the key out"
             )
         try:
-            flatten((args, kwargs))
+            taken_apart((args, kwargs))
         except NotALoopError as reason:
             raise self._error(
                 f"{reason}, and it is to run twice. For a cache of keys and values, set "

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from spmdzero.backend._current import compiler
+from spmdzero.backend.forms._tree import Skeleton
 from spmdzero.backend.protocols._compiler import FoldedFunction
 from spmdzero.backend.scan._parts import Form
 
@@ -57,7 +58,7 @@ class Body:
     its gradients over replicas.
 
     Attributes:
-        output: the form of the block's output.
+        output: the block's output without its tensor.
         draws: number of keys that it draws.
         uploads: CPU tensors that it uploads.
         saves_x: whether its backward needs x.
@@ -71,7 +72,7 @@ class Body:
 
     forward: FoldedFunction
     backward: FoldedFunction | None
-    output: Any
+    output: Skeleton
     draws: int
     uploads: tuple[torch.Tensor, ...]
     saves_x: bool = False

@@ -17,8 +17,7 @@ from spmdzero.backend.replica._candidates import (
     has_hooks,
 )
 from spmdzero.backend.replica._class_calls import calls_replaced
-from spmdzero.backend.replica._plain import flatten
-from spmdzero.backend.replica._refused import NotALoopError
+from spmdzero.backend.replica._refused import NotALoopError, taken_apart
 from spmdzero.backend.scan._body import Block, Body
 from spmdzero.backend.scan._chain import Call, Chain
 from spmdzero.backend.scan._parts import Form, Loops
@@ -133,7 +132,7 @@ class _Calls:
     ) -> tuple[Body, list[torch.Tensor], bool]:
         if has_hooks(module):
             raise NotALoopError("a block has hooks")
-        shared, _ = flatten((rest, kwargs))
+        _, shared = taken_apart((rest, kwargs))
         if any(t.device.type != current().device_type for t in (x, *shared)):
             raise NotALoopError("a block is given a tensor on the CPU")
         if not x.is_floating_point():

@@ -12,11 +12,12 @@ from torch import nn
 
 from spmdzero.backend._current import current
 from spmdzero.backend._keys import draw_key
+from spmdzero.backend.forms._tree import found
 from spmdzero.backend.replica._around import Provided
 from spmdzero.backend.replica._candidates import FEWEST, surroundings
 from spmdzero.backend.replica._gathered import Shard
-from spmdzero.backend.replica._plain import flatten, unflatten
 from spmdzero.backend.replica._recompute import recomputed
+from spmdzero.backend.replica._refused import taken_apart
 from spmdzero.backend.scan._body import Body
 from spmdzero.backend.scan._loop import Given, run
 from spmdzero.backend.scan._parts import Loops, shards_of
@@ -103,7 +104,7 @@ class Chain:
         number = len(self._calls)
         made = StandIn.of(self._x, lambda: self.value(number))
         self._made.append(weakref.ref(made))
-        return unflatten(self.body.output, [made])
+        return self.body.output.filled([made])
 
     def value(self, number: int) -> torch.Tensor:
         """The output of the block of call `number`, counted from 1."""
@@ -124,7 +125,7 @@ class Chain:
             else:
                 unrolled = Unrolled(
                     blocks=[(call.module, call.call) for call in self._calls],
-                    form=flatten((self._calls[0].args, self._calls[0].kwargs))[1],
+                    form=taken_apart((self._calls[0].args, self._calls[0].kwargs))[0],
                     around=functools.partial(_as_then, self.surroundings),
                     loops=self._loops,
                     upload=self._provided.upload,
@@ -166,25 +167,12 @@ class Chain:
         for number, call in enumerate(self._calls, 1):
             function = recomputed if call.checkpointed else _call
             output = function(call.call, call.module, x, *call.args, **call.kwargs)
-            found: list[torch.Tensor] = []
-            _tensors(output, found)
-            self._values[number] = x = found[0]
+            self._values[number] = x = found(output, torch.Tensor)[0]
         torch.set_rng_state(after)
 
 
 def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
-
-
-def _tensors(tree: Any, found: list[torch.Tensor]) -> None:
-    if isinstance(tree, torch.Tensor):
-        found.append(tree)
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            _tensors(item, found)
-    elif isinstance(tree, list | tuple):
-        for item in tree:
-            _tensors(item, found)
 
 
 @contextlib.contextmanager

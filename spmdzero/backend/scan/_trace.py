@@ -16,9 +16,8 @@ from spmdzero.backend.replica._anchors import Anchors, no_hooks
 from spmdzero.backend.replica._dispatch import RegionDispatch
 from spmdzero.backend.replica._forbidden import kept_tensors
 from spmdzero.backend.replica._gathered import GatheredAtUse
-from spmdzero.backend.replica._plain import flatten, unflatten
 from spmdzero.backend.replica._random import ReplicaRandom
-from spmdzero.backend.replica._refused import NotALoopError
+from spmdzero.backend.replica._refused import NotALoopError, taken_apart
 from spmdzero.backend.scan._body import Block, Body
 from spmdzero.backend.scan._draws import nothing_else_drawn
 from spmdzero.backend.scan._parts import Form, Loops, shards_of
@@ -70,7 +69,7 @@ class _Tracer:
     def __init__(self, block: Block, loops: Loops, gathered: GatheredAtUse | None) -> None:
         self._block, self._loops = block, loops
         self._gathered = None if gathered is None else gathered.in_body()
-        self.shared, self._form = flatten((block.args, block.kwargs))
+        self._given, self.shared = taken_apart((block.args, block.kwargs))
         self._state = block.state
         shown = {name: f"{block.name}.{name}" for name in self._state}
         self._shards = {
@@ -228,7 +227,7 @@ class _Tracer:
         own = _like(self._gathering(inputs[end:]), self._state.values(), grad)
         state = dict(zip(self._state, own, strict=True))
         values = arrays.value_ids([x, *shared, *state.values()])
-        args, kwargs = unflatten(self._form, list(shared))
+        given = args, kwargs = self._given.filled(shared)
         dispatch = RegionDispatch(
             random=ReplicaRandom(replica, run.key),
             read=_refuse_read,
@@ -247,6 +246,9 @@ class _Tracer:
             anchors.active = False
             if values != arrays.value_ids([x, *shared, *state.values()]):
                 raise NotALoopError("a block writes to its parameters, buffers or inputs")
+            now, tensors = taken_apart(given)
+            if now != self._given or [*map(id, tensors)] != [*map(id, shared)]:
+                raise NotALoopError("a block changes what it is given")
             yield x, (shared, state), self._output(output, run)
 
     def _gathering(self, state: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
@@ -258,7 +260,7 @@ class _Tracer:
             yield tensor
 
     def _output(self, output: Any, run: Run) -> torch.Tensor:
-        tensors, run.output = flatten(output)
+        run.output, tensors = taken_apart(output)
         if len(tensors) != 1:
             raise NotALoopError(f"a block returns {len(tensors)} tensors, and not one")
         (y,) = tensors

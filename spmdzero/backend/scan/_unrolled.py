@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn.utils.stateless import _reparametrize_module
 
+from spmdzero.backend.forms._tree import Skeleton, found
 from spmdzero.backend.forms._with_graph import gradients_with_graph
 from spmdzero.backend.replica._dispatch import RegionDispatch
 from spmdzero.backend.replica._gathered import GatheredAtUse
-from spmdzero.backend.replica._plain import flatten, unflatten
 from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.backend.scan._parts import Loops
 from spmdzero.errors import ReplicaRegionError
@@ -52,7 +52,7 @@ class Unrolled:
     """
 
     blocks: Sequence[tuple[nn.Module, Callable[..., Any]]]
-    form: Any
+    form: Skeleton
     around: Callable[[], contextlib.AbstractContextManager[Any]]
     loops: Loops
     upload: Callable[[torch.Tensor], torch.Tensor]
@@ -97,10 +97,10 @@ class Unrolled:
 
         def run(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
             end = len(tensors.shared)
-            args, kwargs = unflatten(self.form, list(rest[:end]))
+            args, kwargs = self.form.filled(rest[:end])
             state = dict(zip(names, rest[end:], strict=True)) | dict(tensors.buffers[place])
             with _reparametrize_module(module, state):
-                (y,), _ = flatten(call(module, x, *args, **kwargs))
+                (y,) = found(call(module, x, *args, **kwargs), torch.Tensor)
             return y
 
         dispatch = RegionDispatch(

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from spmdzero._user_line import user_line
+from spmdzero.backend.forms._tree import found, mapped
 from spmdzero.backend.torch_xla.kernels._views import kept_apart, require_places
 from spmdzero.errors import SpmdZeroRuntimeError
 
@@ -50,10 +50,10 @@ class TorchsCalls(TorchFunctionMode):
 
 
 def _require_out(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
-    outs = [out for out in tree_leaves(kwargs["out"]) if isinstance(out, torch.Tensor)]
+    outs = found(kwargs["out"], torch.Tensor)
     if all(o.device.type != "xla" or o.dtype.is_floating_point or o.dtype.is_complex for o in outs):
         return
-    given = tree_map_only(torch.Tensor, _without_data, (args, kwargs))
+    given = mapped((args, kwargs), torch.Tensor, _without_data)
     try:
         with warnings.catch_warnings():
             # torch warns that `out` is resized.
