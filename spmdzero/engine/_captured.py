@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from spmdzero.backend import ProgramLostError, compiler, current
+from spmdzero.backend.pure import ModuleWatch, attempt
 from spmdzero.engine._folded_forward import keep_waiting
 from spmdzero.engine._input_form import InputForm, UnknownInputError
 from spmdzero.engine._kinds import (
@@ -20,8 +21,6 @@ from spmdzero.engine._kinds import (
 from spmdzero.engine._known_kinds import KnownKinds
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._loss import find_loss
-from spmdzero.engine._module_tracer import attempt
-from spmdzero.engine._module_watch import ModuleWatch
 from spmdzero.engine._must_trace import OBSERVED, block
 from spmdzero.engine._programs import Compiled
 from spmdzero.engine._schedule import require_metrics
@@ -190,7 +189,7 @@ class CapturedSteps:
         )
         with self._launching.programs.own_reads():
             self._training.state.own_numbers()
-            outcome = attempt(trace, watch=self._known_kinds.watch, name="forward")
+            outcome = attempt(trace, watch=self._known_kinds.watch, who="the forward")
             reason = trust.judge(outcome)
         if trust.given_up is not None:
             always = f"{_PYTHON} at every step from now on"

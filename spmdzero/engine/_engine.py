@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from spmdzero.backend import runtime
+from spmdzero.backend.pure import HOOKS
 from spmdzero.compat.getters import ConfigGetters, DeepSpeedConfigNames
 from spmdzero.compat.refusals import raise_if_refused, refused_methods
 from spmdzero.engine._accumulation import Accumulation
@@ -17,7 +18,6 @@ from spmdzero.engine._exports import Exports
 from spmdzero.engine._folded import FoldedCalls
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._module_methods import MastersFollow, ModuleMethods
-from spmdzero.engine._module_watch import HOOKS
 from spmdzero.engine._offers import offers
 from spmdzero.engine._parameter import adopt_parameters
 from spmdzero.engine._progress import Progress

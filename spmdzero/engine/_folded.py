@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from spmdzero.backend import Passage, draw_keys
+from spmdzero.backend.pure import ModuleWatch, attempt
 from spmdzero.engine._folded_forward import FoldedCall, FoldedPass, ForwardContext, PassTracer
 from spmdzero.engine._input_form import UnknownInputError, freeze
 from spmdzero.engine._kinds import (
@@ -19,8 +20,7 @@ from spmdzero.engine._kinds import (
 )
 from spmdzero.engine._known_kinds import KnownKinds
 from spmdzero.engine._launching import Launching
-from spmdzero.engine._module_tracer import TracedFunction, attempt
-from spmdzero.engine._module_watch import ModuleWatch
+from spmdzero.engine._module_tracer import TracedFunction
 from spmdzero.engine._must_trace import block
 from spmdzero.state._still_placed import require_planned
 from spmdzero.state._training import Training
@@ -149,7 +149,7 @@ class FoldedCalls:
 
     def _verify(self, forwards: _Forwards, tensors: Sequence[torch.Tensor]) -> None:
         outcome = attempt(
-            lambda: forwards.tracer.fold(tensors), watch=self._known_kinds.watch, name="forward"
+            lambda: forwards.tracer.fold(tensors), watch=self._known_kinds.watch, who="the forward"
         )
         reason = forwards.judge(outcome)
         if forwards.given_up is not None:

@@ -20,17 +20,15 @@ from spmdzero.backend import (
     found,
     hands_over,
 )
-from spmdzero.engine._generator_watch import GeneratorWatch
+from spmdzero.backend.pure import GeneratorWatch, ImpureError, ModuleWatch, attempt
 from spmdzero.engine._kinds import NotCapturableError, autocast_dtype
 from spmdzero.engine._module_tracer import (
     KeySource,
     ModuleTracer,
     TracedFunction,
-    attempt,
-    fold_python,
+    fold_forward,
     refuse_read,
 )
-from spmdzero.engine._module_watch import ModuleWatch
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.state._training import Training
 from spmdzero.step._gradient_path import GradientPath
@@ -138,7 +136,7 @@ class PassTracer(ModuleTracer):
             made.append((passage, output, flat))
             return [*flat, *passage.written.values(), *passage.flags.values()]
 
-        traced = fold_python(function, tensors, known=self.known(self.state))
+        traced = fold_forward(function, tensors, known=self.known(self.state))
         ((passage, output, flat),) = made
         if traced.draws != tuple(range(len(traced.draws))) or self._region.recomputes:
             raise NotCapturableError("activation checkpointing runs the forward again in backward")
@@ -189,7 +187,7 @@ class PassTracer(ModuleTracer):
         *,
         around: ForwardContext,
         path: GradientPath,
-    ) -> TracedFunction | NotCapturableError:
+    ) -> TracedFunction | ImpureError:
         """Folds a backward, or returns why it can't be folded; draws and changes nothing.
 
         The folded function's labels are the parameters whose gradients it returns.
@@ -222,14 +220,12 @@ class PassTracer(ModuleTracer):
         def fold_it() -> TracedFunction:
             known = record.traced.function.constants
             folded = compiler.fold(function, inputs).sharing(known, compiler.same_value)
-            generators.places_of([])
+            generators.places_of([], who="the backward")
             return TracedFunction(function=folded, labels=tuple(names))
 
-        generators, watch = GeneratorWatch(), ModuleWatch(around.module, {})
-        try:
-            return attempt(fold_it, watch=watch, name="backward")
-        finally:
-            generators.restore()
+        with GeneratorWatch() as generators:
+            watch = ModuleWatch(around.module, {})
+            return attempt(fold_it, watch=watch, who="the backward")
 
     def backward(self, passage: Passage, grads: Mapping[int, torch.Tensor], *, folds: bool) -> None:
         """Runs the backward pass of the passage that `again` returned.

@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from spmdzero.backend import current
+from spmdzero.backend.pure import ImpureError
 from spmdzero.config import BatchSizes
 from spmdzero.state._training import Training
 from spmdzero.step._numbers import fixed_numbers
@@ -18,7 +19,7 @@ TRACES = 3
 _FAILURES = 4
 
 
-class NotCapturableError(Exception):
+class NotCapturableError(ImpureError):
     """Says why a trace can't be used for later steps."""
 
 
@@ -116,9 +117,9 @@ class Trust(Generic[Traced]):
         if self.failures < _FAILURES:
             self.failures = max(0, self.failures - 1)
 
-    def judge(self, outcome: Traced | NotCapturableError) -> str | None:
+    def judge(self, outcome: Traced | ImpureError) -> str | None:
         """Takes note of a trace; returns why it can't be used for others, or None."""
-        if isinstance(outcome, NotCapturableError):
+        if isinstance(outcome, ImpureError):
             reason, self.equal, self.record = str(outcome), 0, None
         else:
             known = self.record

@@ -6,8 +6,8 @@ from typing import Generic, TypeVar
 
 import torch
 
+from spmdzero.backend.pure import ModuleWatch
 from spmdzero.engine._kinds import Kind, Trust
-from spmdzero.engine._module_watch import ModuleWatch
 
 # Number of kinds of micro-batch that are kept; they differ in inputs, modes, frozen parameters.
 _MOST_KINDS = 64

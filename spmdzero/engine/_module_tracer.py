@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import torch
 
@@ -11,22 +11,18 @@ from spmdzero.backend import (
     Batch,
     FoldedFunction,
     Passage,
-    StandInKeptError,
     Tracing,
     arrays,
     compiler,
     map_tensors,
 )
-from spmdzero.engine._generator_watch import GeneratorWatch
+from spmdzero.backend.pure import device_attributes, fold_python, same_constants
 from spmdzero.engine._kinds import NotCapturableError
-from spmdzero.engine._module_watch import ModuleWatch, device_attributes
-from spmdzero.errors import SpmdZeroError
 from spmdzero.state._still_placed import require_planned
 from spmdzero.state._training import Training
 
 # The value of a random draw's key -> the key on the devices.
 KeySource = Callable[[int], torch.Tensor]
-Traced = TypeVar("Traced")
 
 
 class ModuleTracer:
@@ -152,10 +148,7 @@ class TracedFunction:
                 "the same inputs gave another graph: Python code in the model took another way, or "
                 "a number in it is not the same"
             )
-        constants = zip(mine.constants, its.constants, strict=True)
-        if all(
-            one.is_seed or compiler.same_value(one.tensor, other.tensor) for one, other in constants
-        ):
+        if same_constants(mine.constants, its.constants):
             return None
         return (
             "a number that Python makes in the forward changes from step to step: hand it in "
@@ -163,23 +156,24 @@ class TracedFunction:
         )
 
 
-def fold_python(
+def fold_forward(
     function: Callable[[list[torch.Tensor], KeySource], Sequence[torch.Tensor]],
     tensors: Sequence[torch.Tensor],
     *,
     known: Collection[int],
     seeds: bool = False,
 ) -> TracedFunction:
-    """Folds `function`, which runs the user's Python; leaves the generators as they were.
+    """Folds `function`, which runs the module's forward and may draw keys.
+
+    Each draw has an input of its own, also where checkpointing draws a key again.
 
     Args:
-        function: see `fold`.
+        function: takes stand-ins of the tensors, and what draws keys.
         tensors: its inputs.
-        known: handles of buffers that it may read beside its inputs.
-        seeds: whether it may draw from the devices' own generator.
+        known, seeds: see `fold_python`.
 
     Raises:
-        NotCapturableError: it read or drew a value that may differ the next time.
+        ImpureError: see `fold_python`.
     """
     keys: list[torch.Tensor] = []
     values: list[int] = []
@@ -189,49 +183,16 @@ def fold_python(
         keys.append(compiler.stand_in((), torch.int32))
         return keys[-1]
 
-    generators = GeneratorWatch()
-    try:
-        with compiler.record_uploads() as uploads:
-            folded = compiler.fold(lambda given: function(given, key), tensors, more=keys)
-        draws = generators.places_of(values)
-    finally:
-        generators.restore()
-    read = [constant for constant in folded.constants if not (seeds and constant.is_seed)]
-    for found in compiler.unknown_values(read, uploads, known=known):
-        raise NotCapturableError(
-            f"the forward uses a tensor {list(found.tensor.shape)} that is neither an input nor "
-            "part of the module: register it as a buffer"
-        )
+    folded, draws = fold_python(
+        lambda given: function(given, key),
+        tensors,
+        who="the forward",
+        more=keys,
+        drawn=values,
+        known=known,
+        seeds=seeds,
+    )
     return TracedFunction(function=folded, draws=tuple(draws))
-
-
-def attempt(
-    trace: Callable[[], Traced], *, watch: ModuleWatch, name: str
-) -> Traced | NotCapturableError:
-    """The result of `trace`, or why it can't be used for later steps.
-
-    Args:
-        trace: folds something.
-        watch: the module's present state, which is restored.
-        name: the name in reasons of the call that is folded.
-    """
-    outcome = _try(trace)
-    if change := watch.change():
-        watch.restore()
-        return NotCapturableError(f"the {name} changes the module: {change}")
-    return outcome
-
-
-def _try(trace: Callable[[], Traced]) -> Traced | NotCapturableError:
-    try:
-        with compiler.no_stand_in_left():
-            return trace()
-    except StandInKeptError:
-        return NotCapturableError("the forward keeps a tensor outside of the module")
-    except (NotCapturableError, SpmdZeroError, RuntimeError) as error:
-        # The error isn't kept: its frames hold traced tensors. A real error is raised again by the
-        # plain run.
-        return NotCapturableError(str(error))
 
 
 def refuse_read(_: torch.Tensor | None = None, *, at: str | None = None) -> NoReturn:

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from spmdzero.backend import Batch, Region, map_tensors
-from spmdzero.engine._generator_watch import GeneratorWatch
-from spmdzero.engine._module_watch import ModuleWatch
+from spmdzero.backend.pure import GeneratorWatch, ModuleWatch
 from spmdzero.engine._programs import Compiled, ProgramLog
 from spmdzero.state._training import Training
 
@@ -40,15 +39,12 @@ class RepeatedRows:
 
         Raises what the module's forward raises.
         """
-        generators, watch = GeneratorWatch(), ModuleWatch(self.training.module, {})
-        before = Compiled.so_far()
+        before, undone = Compiled.so_far(), ModuleWatch(self.training.module, {})
         try:
-            with self.programs.own_reads(), torch.enable_grad():
+            with GeneratorWatch(), undone, self.programs.own_reads(), torch.enable_grad():
                 found = self._scalars(times)
                 values = torch.stack(list(found.values())).tolist() if found else []
         finally:
-            generators.restore()
-            watch.restore()
             self.programs.not_the_scripts(Compiled.so_far() - before)
         return dict(zip(found, values, strict=True))
 

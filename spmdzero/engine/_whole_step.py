@@ -14,7 +14,7 @@ from spmdzero.engine._module_tracer import (
     KeySource,
     ModuleTracer,
     TracedFunction,
-    fold_python,
+    fold_forward,
     refuse_read,
 )
 from spmdzero.state._training import Training
@@ -158,7 +158,7 @@ def trace_whole_step(
             places[name] = training.state.place(name)
         return [*(training.mesh.mark(new[name], places[name].spec) for name in new), loss]
 
-    traced = fold_python(
+    traced = fold_forward(
         function,
         [*state.values(), *inputs, *hosts],
         known=tracer.known([*state.values()]),

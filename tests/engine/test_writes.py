@@ -11,7 +11,7 @@ from torch import nn
 
 import spmdzero
 from spmdzero.backend import Mesh, runtime
-from spmdzero.engine._module_watch import ModuleWatch
+from spmdzero.backend.pure import ModuleWatch
 from tests.support.engines import one_call, start, three_calls
 
 SIZE, STEPS, LR = 6, 5, 0.25

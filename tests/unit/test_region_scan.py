@@ -168,10 +168,15 @@ def _count(block: Block, y: torch.Tensor) -> torch.Tensor:
     return y * (1 + block.calls % 2)
 
 
+def _draw(block: Block, y: torch.Tensor) -> torch.Tensor:
+    return y * (1 + float(torch.rand(())))
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
         ({"run": _keeps_all}, None),
+        ({"change": _draw}, "draws from torch's CPU generator"),
         ({"run": _collects, "change": _collect}, "changes what it is given"),
         ({"change": _count}, "changes the module: 'calls'"),
         ({"change": lambda block, y: y * (1 + block.number)}, None),
@@ -181,7 +186,7 @@ def _count(block: Block, y: torch.Tensor) -> torch.Tensor:
         pytest.param({"change": _read}, "reads a value", marks=pytest.mark.slow),
     ],
     ids=[
-        *("kept", "collected", "counted", "numbered", "written", "written by data"),
+        *("kept", "drawn", "collected", "counted", "numbered", "written", "written by data"),
         *("computed with", "read"),
     ],
 )

@@ -228,7 +228,8 @@ class Skeleton:
         """The skeleton of `tree`, and the tensors in their order.
 
         Raises:
-            UnknownContentError: a part of `tree` is neither container, tensor nor plain value.
+            UnknownContentError: a part of `tree` is neither container, tensor nor plain value, or a
+                container of the user's own class can't be copied.
         """
         known = form_of(tree, torch.Tensor, lambda _: torch.Tensor, refuse_unknown)
         tensors: list[torch.Tensor] = []
@@ -237,7 +238,13 @@ class Skeleton:
             tensors.append(tensor)
             return _HOLE
 
-        return cls(known, mapped(tree, torch.Tensor, take)), tensors
+        holed = mapped(tree, torch.Tensor, take)
+        try:
+            return cls(known, copy.deepcopy(holed)), tensors
+        except Exception as error:
+            # A class of the user's may raise anything when it is copied.
+            name = type(tree).__name__
+            raise UnknownContentError(f"a {name} that can't be copied ({error})") from None
 
     def filled(self, tensors: Iterable[Any]) -> Any:
         """The tree with these tensors, in containers of its own."""
@@ -255,7 +262,8 @@ def _opened(tree: Any) -> tuple[Sequence[Any], Sequence[Any]] | None:
     if isinstance(tree, list | tuple):
         return range(len(tree)), tree
     if dataclasses.is_dataclass(tree):
-        names = [field.name for field in dataclasses.fields(tree) if field.init]
+        # A field may be set after the object was made.
+        names = [field.name for field in dataclasses.fields(tree) if hasattr(tree, field.name)]
         return names, [getattr(tree, name) for name in names]
     return None
 
@@ -280,8 +288,8 @@ def _again(tree: Any, opened: tuple[Sequence[Any], Sequence[Any]], made: list[An
         return copied
     if isinstance(tree, list) and not own:
         return cls(made)
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, list):
-        # transformers' outputs are mappings too, of the fields that are set.
+    if isinstance(tree, Mapping) and dataclasses.is_dataclass(tree):
+        # transformers' outputs: mappings of the fields that are set.
         return dataclasses.replace(tree, **dict(zip(keys, made, strict=True)))
     copied = copy.copy(tree)
     if isinstance(tree, list):
@@ -289,6 +297,10 @@ def _again(tree: Any, opened: tuple[Sequence[Any], Sequence[Any]], made: list[An
     elif isinstance(tree, Mapping):
         for key, item in zip(keys, made, strict=True):
             copied[key] = item
+    elif dataclasses.is_dataclass(tree):
+        for key, item in zip(keys, made, strict=True):
+            # Its own way may be closed, as of a frozen one.
+            object.__setattr__(copied, key, item)
     else:
         vars(copied).update(zip(keys, made, strict=True))
     return copied
@@ -299,10 +311,7 @@ def _beside(container: Any, kind: Kind[Leaf], unknown: Callable[[Any], Hashable]
     own = {**getattr(container, "__dict__", {})}
     if dataclasses.is_dataclass(container):
         for field in dataclasses.fields(container):
-            if field.init:
-                own.pop(field.name, None)
-            elif hasattr(container, field.name):
-                own[field.name] = getattr(container, field.name)
+            own.pop(field.name, None)
     elif isinstance(container, collections.UserDict):
         own.pop("data", None)
 

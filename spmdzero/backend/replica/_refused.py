@@ -5,9 +5,10 @@ from typing import Any
 import torch
 
 from spmdzero.backend.forms._tree import Skeleton, UnknownContentError
+from spmdzero.backend.pure import ImpureError
 
 
-class NotALoopError(Exception):
+class NotALoopError(ImpureError):
     """A block can't be the body of a loop; the text is a clause that says why."""
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend._current import compiler
 from spmdzero.backend.forms._tree import Skeleton
 from spmdzero.backend.protocols._compiler import FoldedFunction
+from spmdzero.backend.pure import same_constants
 from spmdzero.backend.scan._parts import Form
 
 
@@ -91,10 +91,7 @@ class Body:
                 one.dtype == another.dtype and torch.equal(one, another)
                 for one, another in zip(self.uploads, other.uploads, strict=True)
             )
-            and all(
-                compiler.same_value(one.tensor, another.tensor)
-                for one, another in zip(_constants(self), _constants(other), strict=True)
-            )
+            and same_constants(_constants(self), _constants(other))
         )
 
 

@@ -10,19 +10,17 @@ import torch
 from torch import nn
 from torch.nn.utils.stateless import _reparametrize_module
 
-from spmdzero.backend._current import arrays, compiler
-from spmdzero.backend.protocols._compiler import FoldedFunction, StandInKeptError
+from spmdzero.backend._current import arrays
+from spmdzero.backend.protocols._compiler import FoldedFunction
+from spmdzero.backend.pure import ImpureError, ModuleWatch, attempt, fold_python
 from spmdzero.backend.replica._anchors import Anchors, no_hooks
 from spmdzero.backend.replica._dispatch import RegionDispatch
-from spmdzero.backend.replica._forbidden import kept_tensors
 from spmdzero.backend.replica._gathered import GatheredAtUse
 from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.backend.replica._refused import NotALoopError, taken_apart
 from spmdzero.backend.scan._body import Block, Body
-from spmdzero.backend.scan._draws import nothing_else_drawn
 from spmdzero.backend.scan._parts import Form, Loops, shards_of
 from spmdzero.backend.scan._run import Run
-from spmdzero.errors import SpmdZeroError
 
 
 def _gradients(
@@ -181,31 +179,19 @@ class _Tracer:
         inputs: list[torch.Tensor],
         run: Run,
     ) -> FoldedFunction:
-        kept = kept_tensors(self._block.module)
-        try:
-            with (
-                compiler.record_uploads() as uploads,
-                nothing_else_drawn(lambda: len(run.keys)),
-                compiler.no_stand_in_left(),
-                _autocast_keeps_nothing(),
-                _no_global_hooks(),
-            ):
-                folded = compiler.fold(function, inputs, more=run.more)
-                # Tensors that outlive a trace are found by the stand-ins that they keep.
-                run.more.clear()
-        except StandInKeptError:
-            raise NotALoopError("a block keeps a tensor outside of itself") from None
-        except (SpmdZeroError, RuntimeError) as error:
-            # Don't chain the error: its frames hold traced tensors.
-            raise NotALoopError(f"a block can't be traced apart from the others: {error}") from None
-        after = kept_tensors(self._block.module)
-        if any(kept.get(place) is not value for place, value in after.items()):
-            raise NotALoopError("a block keeps a tensor in an attribute")
-        for found in compiler.unknown_values(folded.constants, uploads):
-            raise NotALoopError(
-                f"a block uses a tensor {list(found.tensor.shape)} that is not its own, nor given"
-            )
-        return folded
+        def trace() -> FoldedFunction:
+            with _autocast_keeps_nothing(), _no_global_hooks():
+                more, drawn = run.more, run.keys
+                folded, _ = fold_python(function, inputs, who="a block", more=more, drawn=drawn)
+            # Tensors that outlive a trace are found by the stand-ins that they keep.
+            run.more.clear()
+            return folded
+
+        watch = ModuleWatch(self._block.module, {})
+        outcome = attempt(trace, watch=watch, who="a block")
+        if isinstance(outcome, ImpureError):
+            raise NotALoopError(str(outcome))
+        return outcome
 
     @contextlib.contextmanager
     def _running(

@@ -11,13 +11,13 @@ import random
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import nn
 
-from spmdzero.backend import arrays
+from spmdzero.backend._current import arrays
 
 # Tensors with more elements are data, which is not copied: such a tensor is watched by its version
 # only, such a numpy array not at all.
@@ -163,6 +163,8 @@ class _Watched:
 class ModuleWatch:
     """Holds everything a module's forward could depend on: submodules, attributes, hooks, modes.
 
+    As a context it undoes all changes at its end.
+
     Values are compared by identity, all in one pass. Lists, dicts, sets, deques and objects with
     attributes whose classes are not a library's are followed three levels deep. Generators of
     random numbers, and tensors that are neither parameters nor buffers, are compared by content.
@@ -202,6 +204,12 @@ class ModuleWatch:
         self._mappings = [c for c in containers if c and isinstance(c, dict)]
         self._sequences = [c for c in containers if c and not isinstance(c, dict)]
         self._values = [*self._now()]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.restore()
 
     def change(self) -> str | None:
         """The change in words, or None."""

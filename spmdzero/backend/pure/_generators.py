@@ -1,33 +1,46 @@
 """Checks whether the random numbers that a trace drew can be drawn without tracing."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection
+from typing import Self
 
 import numpy as np
 import torch
 
-from spmdzero.backend import draw_keys
-from spmdzero.engine._kinds import NotCapturableError
+from spmdzero.backend._keys import draw_keys
+from spmdzero.backend.pure._impure import ImpureError
 
 
 class GeneratorWatch:
-    """The state of the CPU's generators when a trace began."""
+    """The state of the CPU's generators when a trace began, to which they return when it ends."""
 
     def __init__(self) -> None:
         self._others = _others()
         self._python, self._numpy = random.getstate(), np.random.get_state(legacy=False)
         self._state = torch.get_rng_state()
 
-    def places_of(self, keys: Sequence[int]) -> list[int]:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_rng_state(self._state)
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+
+    def places_of(self, keys: Collection[int], *, who: str) -> list[int]:
         """The index of each draw's key among the keys that `draw_keys` would draw.
 
         Checkpointing draws some keys again, from a generator that it has set back.
 
+        Args:
+            keys: all that the trace drew, in their order.
+            who: what was traced, in reasons.
+
         Raises:
-            NotCapturableError: the trace drew other numbers too.
+            ImpureError: the trace drew other numbers too.
         """
         if _others() != self._others:
-            raise NotCapturableError("the forward draws from Python's or numpy's random numbers")
+            raise ImpureError(f"{who} draws from Python's or numpy's random numbers")
         after = torch.get_rng_state()
         torch.set_rng_state(self._state)
         drawn: list[int] = []
@@ -36,18 +49,11 @@ class GeneratorWatch:
                 drawn += (int(new) for new in draw_keys(1))
         same = torch.equal(after, torch.get_rng_state())
         torch.set_rng_state(after)
-        if not same or not set(keys) <= set(drawn):
-            raise NotCapturableError(
-                "the forward draws from torch's CPU generator in Python, by which it may choose "
-                "its way"
+        if not same or not {*keys} <= {*drawn}:
+            raise ImpureError(
+                f"{who} draws from torch's CPU generator in Python, by which it may choose its way"
             )
         return [drawn.index(key) for key in keys]
-
-    def restore(self) -> None:
-        """Sets the generators back to their state when the trace began."""
-        torch.set_rng_state(self._state)
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
 
 
 def _others() -> tuple[object, ...]:
