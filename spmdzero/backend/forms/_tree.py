@@ -288,7 +288,7 @@ def _again(tree: Any, opened: tuple[Sequence[Any], Sequence[Any]], made: list[An
         return copied
     if isinstance(tree, list) and not own:
         return cls(made)
-    if isinstance(tree, Mapping) and dataclasses.is_dataclass(tree):
+    if dataclasses.is_dataclass(cls) and issubclass(cls, Mapping):
         # transformers' outputs: mappings of the fields that are set.
         return dataclasses.replace(tree, **dict(zip(keys, made, strict=True)))
     copied = copy.copy(tree)

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Collection
-from typing import Self
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ class GeneratorWatch:
         self._python, self._numpy = random.getstate(), np.random.get_state(legacy=False)
         self._state = torch.get_rng_state()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "GeneratorWatch":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -11,7 +11,7 @@ import random
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -205,7 +205,7 @@ class ModuleWatch:
         self._sequences = [c for c in containers if c and not isinstance(c, dict)]
         self._values = [*self._now()]
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "ModuleWatch":
         return self
 
     def __exit__(self, *_: object) -> None:
