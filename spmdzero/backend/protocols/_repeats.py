@@ -1,7 +1,7 @@
 """Programs that a step starts again without recording all of its operations."""
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -14,28 +14,27 @@ class Kept(Protocol):
 
 
 class Beginning(Protocol):
-    """The operations that are recorded and not started, and the values that the rest will take.
+    """The operations that are recorded and not started, and the values that the rest will take."""
 
-    Attributes:
-        key: equal for beginnings that compute the same from other values.
-    """
-
-    key: Hashable
+    @property
+    def key(self) -> Hashable:
+        """It is equal for beginnings that compute the same from other values."""
 
 
 class Repeat(Protocol):
-    """A program that computes a beginning and the rest of a step, for like beginnings.
+    """A program that computes a beginning and the rest of a step, for like beginnings."""
 
-    Attributes:
-        reads, writes: indices of the state's tensors that the program reads, and that it changes.
-    """
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """Indices of the state's tensors that the program reads."""
 
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
+    @property
+    def writes(self) -> tuple[int, ...]:
+        """Indices of the state's tensors that it changes."""
 
     def start(
         self,
-        beginning: Beginning,
+        beginning: Any,
         *,
         state: Sequence[torch.Tensor],
         numbers: Sequence[torch.Tensor],
@@ -66,17 +65,17 @@ class Repeats(Protocol):
             first: what is done before another program starts, such as that of a value that is read.
         """
 
-    def tensors(self, kept: Kept) -> list[torch.Tensor]:
+    def tensors(self, kept: Any) -> list[torch.Tensor]:
         """New tensors with the values that were kept."""
 
-    def beginning(self, kept: Kept) -> Beginning:
+    def beginning(self, kept: Any) -> Beginning:
         """What is recorded now, after which operations on the `kept` values follow."""
 
     def learn(
         self,
-        beginning: Beginning,
+        beginning: Any,
         *,
-        before: Kept,
+        before: Any,
         after: Sequence[torch.Tensor | None],
         numbers: Sequence[torch.Tensor],
         constants: Sequence[torch.Tensor],

@@ -6,7 +6,7 @@ from spmdzero.backend.torch_xla.fixed_values import record_uploads, unknown_valu
 from spmdzero.backend.torch_xla.folding import fold, no_stand_in_left, same_value, stand_in
 
 # torch_xla's time grows with the square of an operation's outputs.
-MOST_UPDATES = 30
+MOST_UPDATES: int | None = 30
 
 __all__ = [
     "MOST_UPDATES",
