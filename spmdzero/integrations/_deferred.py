@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from spmdzero.backend import arrays, found, map_tensors, mapped, runtime
+from spmdzero.backend import arrays, map_tensors, runtime
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._chosen_places import by_places
 
@@ -107,7 +107,7 @@ class DeferredTensor(torch.Tensor):
         kwargs = kwargs or {}
         if func.namespace != "aten":
             # A collective over processes, which may write into any of its tensors.
-            return _on_host(func, args, kwargs, written=found((args, kwargs), torch.Tensor))
+            return _on_host(func, args, kwargs, written=_tensors((args, kwargs)))
         func, args = by_places(func, args, _on_cpu)
         written = _written(func, args, kwargs)
         if torch.Tag.inplace_view in func.tags:
@@ -124,7 +124,7 @@ class DeferredTensor(torch.Tensor):
             own = known.get(id(tensor))
             return cls(tensor, computes=True) if own is None else own
 
-        return mapped(result, torch.Tensor, wrap)
+        return tree_map_only(torch.Tensor, wrap, result)
 
     def read(self) -> torch.Tensor:
         """The value on the CPU; waits for the devices."""
@@ -217,7 +217,7 @@ def _views_alias() -> Iterator[None]:
 
 def _on_devices(tree: Any, *, device: bool = False) -> Any:
     """The values of `tree` on the devices; with `device`, also a keyword that names the CPU."""
-    moved = mapped(tree, torch.Tensor, _device_value)
+    moved = tree_map_only(torch.Tensor, _device_value, tree)
     if device and moved.get("device") is not None:
         # `zeros_like(deferred)` asks for the device that the tensor reports.
         moved = {**moved, "device": runtime.device()}
@@ -234,7 +234,7 @@ def _reads(func: Any, args: Any, kwargs: Any) -> bool:
         return True
     if func is _aten._to_copy.default and kwargs.get("device") is not None:
         return True
-    return not any(tensor._computes for tensor in found((args, kwargs), DeferredTensor))
+    return not any(t._computes for t in _tensors((args, kwargs)) if isinstance(t, DeferredTensor))
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Any) -> list[torch.Tensor]:
@@ -245,7 +245,11 @@ def _written(func: Any, args: Sequence[Any], kwargs: Any) -> list[torch.Tensor]:
     # Keywords follow, in any order.
     given = {a.name: value for a, value in zip(arguments, args, strict=False)} | kwargs
     wanted = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
-    return found([given[name] for name in wanted if name in given], torch.Tensor)
+    return _tensors([given[name] for name in wanted if name in given])
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _refuse_new_shapes(func: Any, written: Iterable[DeferredTensor]) -> None:
@@ -266,7 +270,7 @@ def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _read(tree: Any) -> Any:
-    return mapped(tree, DeferredTensor, DeferredTensor.read)
+    return tree_map_only(DeferredTensor, lambda t: t.read(), tree)
 
 
 def _on_host(func: Any, args: Any, kwargs: Any, *, written: Iterable[torch.Tensor]) -> Any:
@@ -277,8 +281,8 @@ def _on_host(func: Any, args: Any, kwargs: Any, *, written: Iterable[torch.Tenso
         return copies.setdefault(id(tensor), tensor.read())
 
     # A collective's arguments hold C++ objects, which are leaves of the tree.
-    given, named = mapped((args, kwargs), DeferredTensor, copy)
-    result = func(*given, **named)
+    result = func(*tree_map_only(DeferredTensor, copy, args),
+                  **tree_map_only(DeferredTensor, copy, kwargs))  # fmt: skip
     deferred = [t for t in written if isinstance(t, DeferredTensor)]
     _refuse_new_shapes(func, deferred)
     back = [t for t in deferred if t._computes]
