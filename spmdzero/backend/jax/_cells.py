@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from spmdzero._user_line import user_line
 from spmdzero.backend.jax._graph import mark_of
-from spmdzero.backend.jax._values import Op, Space, Value, record
+from spmdzero.backend.jax._operations import MeshOp
+from spmdzero.backend.jax._values import Space, Value, record
 from spmdzero.errors import SpmdZeroRuntimeError
 
 _serial = itertools.count()
@@ -23,8 +24,8 @@ class Cell:
         writes: number of writes so far.
         stride: of the storage that torch believes in; None for a contiguous one.
         same: whether all hosts must have the same value, as of a parameter.
-            home: the operation that brings its values to the host's memory, if it rests there.
-    turned: whether one of its tensors was given another shape or place in the storage.
+        home: the operation that brings its values to the host's memory, if it rests there.
+        turned: whether one of its tensors was given another shape or place in the storage.
     """
 
     __slots__ = (
@@ -34,7 +35,7 @@ class Cell:
     def __init__(self, value: Value, stride: tuple[int, ...] | None = None) -> None:
         self._value, self.writes, self.stride, self.same = value, 0, stride, False
         self.turned = False
-        self.home: Op | None = None
+        self.home: MeshOp | None = None
         self.serial = next(_serial)
         value.holders += 1
         _cells[id(self)] = weakref.ref(self)
