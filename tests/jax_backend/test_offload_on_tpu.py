@@ -22,6 +22,12 @@ pytestmark = [
 CPU = {"device": "cpu"}
 
 
+@pytest.fixture(autouse=True)
+def _parts_of_a_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States leave the host together for one matrix at a time, and for vectors."""
+    monkeypatch.setattr(_boundary, "_ON_DEVICE", 4 * WIDTH * WIDTH // DEVICES)
+
+
 def explained(tpu: str, *, blocks: int = 2, **zero: Any) -> Explanation:
     with torch.device("meta"):
         model = Tied(blocks=blocks, width=WIDTH)
@@ -48,8 +54,9 @@ def test_what_rests_on_the_host_is_aliased_and_leaves_the_devices_peak(
     assert before.memory.arguments is not None
     assert after.memory.arguments is not None
     assert before.memory.arguments - after.memory.arguments == moved
-    # Some of the states are on the devices at a time, beside what the peak has anyway.
-    assert before.memory.peak - after.memory.peak > 0.9 * moved
+    # The peak is in the backward. On v5p at stage 3 it is in the update, beside one matrix of four.
+    least = 0.74 if (tpu, stage) == ("v5p:2x2x2", 3) else 0.9
+    assert before.memory.peak - after.memory.peak > least * moved
     said = str(offloaded)
     assert "Offloading buys nothing: it fits without" in said
     assert "plan: in host memory" in said
@@ -58,11 +65,7 @@ def test_what_rests_on_the_host_is_aliased_and_leaves_the_devices_peak(
     assert plain.time_on(tpu).host == 0
 
 
-def test_a_few_parts_of_the_states_are_on_the_devices_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # A part is a matrix of the 16 then, and vectors.
-    monkeypatch.setattr(_boundary, "_ON_DEVICE", 4 * WIDTH * WIDTH // DEVICES)
+def test_a_few_parts_of_the_states_are_on_the_devices_at_once() -> None:
     topology = Topology.parse("v5e:2x4")
     with torch.device("meta"):
         model = Tied(blocks=8, width=WIDTH)
@@ -81,7 +84,7 @@ def test_a_few_parts_of_the_states_are_on_the_devices_at_once(
         leaving[operation.name] = operation.to_host
     assert held == 0
     assert moved == made.memory.host_arguments
-    # One is updated while another comes or goes.
+    # One of 16 matrices is updated while another comes or goes.
     assert most <= 3 / 16 * moved
 
 
