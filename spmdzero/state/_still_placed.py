@@ -1,9 +1,11 @@
-"""Checks that an engine's module is still where the engine has put it."""
+"""Checks that an engine's module is still where the engine has put it, and puts back shards."""
 
 import contextlib
 from collections.abc import Iterator
 
-from spmdzero.backend import arrays
+import torch
+
+from spmdzero.backend import arrays, compiler
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.state._training import Training
 
@@ -60,3 +62,40 @@ def naming_what_left(training: Training) -> Iterator[None]:
     except Exception:
         require_placed(training)
         raise
+
+
+class ShardsAtRest:
+    """Has parameters that rest as shards do so again after a script has written them.
+
+    A value that is written between two steps, as by `weight.data.fill_(0)`, is computed whole on
+    every device. Programs of a step would take it so, and a frozen parameter would stay so.
+
+    Args:
+        training: a training whose parameters are at rest.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self._training, plan = training, training.plan
+        self._parameters = {
+            name: parameter
+            for name, parameter in training.state.parameters.items()
+            if plan.at_rest(f"parameter/{name}").is_sharded
+        }
+        self._forms = arrays.forms_of([*self._parameters.values()])
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Splits the parameters that were written since, before a program reads them."""
+        if not self._parameters:
+            return
+        now = arrays.forms_of([*self._parameters.values()])
+        if now == self._forms:
+            return
+        state = self._training.state
+        for (name, parameter), found, form in zip(
+            self._parameters.items(), now, self._forms, strict=True
+        ):
+            if found != form:
+                state.write(f"parameter/{name}", arrays.fresh(parameter), known=parameter)
+        # With a pending write the step that follows would need a different program.
+        compiler.start_pending(self._training.device)

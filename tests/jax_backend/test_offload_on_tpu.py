@@ -1,6 +1,7 @@
 """States in host memory as the TPU's compiler makes a step of them."""
 
 import importlib.util
+from typing import Any
 
 import pytest
 import torch
@@ -17,11 +18,11 @@ pytestmark = [
 CPU = {"device": "cpu"}
 
 
-def explained(**zero: object) -> Explanation:
+def explained(blocks: int = 2, spmd: Any = None, **zero: object) -> Explanation:
     with torch.device("meta"):
-        model = Tied(blocks=2, width=WIDTH)
+        model = Tied(blocks=blocks, width=WIDTH)
         rows = torch.empty(DEVICES, LENGTH, dtype=torch.long)
-    config = CONFIG | {"zero_optimization": zero}
+    config = CONFIG | {"zero_optimization": zero, "spmd": CONFIG["spmd"] | (spmd or {})}
     return spmdzero.explain(model, config, rows, tpu=[TPU], stages=())
 
 
@@ -49,3 +50,23 @@ def test_what_rests_on_the_host_is_aliased_and_leaves_the_devices_peak(
     assert "Offloading buys nothing: it fits without" in said
     assert "plan: in host memory" in said
     assert "host memory" not in str(plain)
+
+
+def test_a_loop_takes_the_shards_of_its_blocks_from_the_host() -> None:
+    blocks, loop = 4, {"scan": "on", "reduction": "explicit"}
+    plain = explained(blocks, loop, **ALL)
+    offloaded = explained(blocks, loop, **ALL, offload_optimizer=CPU, offload_param=CPU)
+    (before,), (after,) = (e.fit_at(3).compiled for e in (plain, offloaded))
+    moved = offloaded.fit_at(3).plan.host_total
+    assert moved == pytest.approx(14 * blocks * 8 * WIDTH * WIDTH / DEVICES, rel=0.05)
+    assert after.memory.host_arguments == after.memory.host_peak == moved
+    assert before.memory.arguments is not None
+    assert after.memory.arguments is not None
+    assert before.memory.arguments - after.memory.arguments == moved
+    # Each turn gathers a block, as without.
+    for found in (plain, offloaded):
+        (program,) = found.moves_on(TPU).programs
+        looped = [c for c in program.ledger.of_role("parameter") if c.turns == blocks]
+        assert len(looped) == 4
+    # The loop reads its shards from a stack of them, which is on the devices meanwhile.
+    assert before.memory.peak - after.memory.peak > 0.8 * moved * 12 / 14

@@ -23,8 +23,8 @@ class Cell:
         writes: number of writes so far.
         stride: of the storage that torch believes in; None for a contiguous one.
         same: whether all hosts must have the same value, as of a parameter.
-            home: the operation that brings its values to the host's memory, if it rests there.
-    turned: whether one of its tensors was given another shape or place in the storage.
+        home: the operation that brings its values to the host's memory, if it rests there.
+        turned: whether one of its tensors was given another shape or place in the storage.
     """
 
     __slots__ = (
@@ -104,10 +104,9 @@ def cells() -> Iterator[Cell]:
 def pending_values() -> list[Value]:
     """Pending values of live tensors, each once, in the order in which they were made.
 
-            A value that was written into a tensor that rests in the host's memory is brought there.
-
-    Left out are values that come from an input without data, which can't be started, values that
-        failed, and values that are computed only on demand.
+    A value that was written into a tensor that rests in the host's memory is brought there. Left
+    out are values that come from an input without data, which can't be started, values that failed,
+    and values that are computed only on demand.
     """
     pending = [cell for cell in cells() if cell.value.node is not None]
     for cell in pending:
