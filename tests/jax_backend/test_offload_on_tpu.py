@@ -1,5 +1,6 @@
 """States in host memory as the TPU's compiler makes a step of them."""
 
+import collections
 import importlib.util
 from typing import Any
 
@@ -67,6 +68,6 @@ def test_a_loop_takes_the_shards_of_its_blocks_from_the_host() -> None:
     for found in (plain, offloaded):
         (program,) = found.moves_on(TPU).programs
         looped = [c for c in program.ledger.of_role("parameter") if c.turns == blocks]
-        assert len(looped) == 4
-    # The loop reads its shards from a stack of them, which is on the devices meanwhile.
-    assert before.memory.peak - after.memory.peak > 0.8 * moved * 12 / 14
+        # A stack of matrices has three dims; the wide bias is gathered once.
+        assert collections.Counter(len(c.shape) for c in looped) == {3: 4, 2: 1}
+    assert before.memory.peak - after.memory.peak > 0.9 * moved
