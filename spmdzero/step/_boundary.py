@@ -8,16 +8,21 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import torch
 
-from spmdzero.backend import REPLICATED, Mesh, PartitionSpec, current, host_memory, programs
+from spmdzero.backend import (
+    REPLICATED,
+    Mesh,
+    PartitionSpec,
+    compiler,
+    current,
+    host_memory,
+    programs,
+)
 from spmdzero.optim import UpdateRule
 from spmdzero.step._folds import Folds
 from spmdzero.step._numbers import numbers_of_groups
 from spmdzero.step._scales import LossScales, unscale
 from spmdzero.step._update import GroupUpdate, Member
 
-# Number of parameters in one update: torch_xla's time grows with the square of an operation's
-# outputs.
-_TOGETHER = 30
 # Elements of one device's shards whose states leave the host together: 96 MiB of AdamW's in fp32.
 _ON_DEVICE = 2**23
 
@@ -240,10 +245,10 @@ class Boundary:
 
 def _parts(members: Sequence[Member]) -> Iterator[tuple[Member, ...]]:
     """The members in order, in parts whose states are updated together."""
-    part, size = list[Member](), 0
+    part, size, most = list[Member](), 0, compiler.MOST_UPDATES
     for member in members:
         elements = math.prod(member.layout.local) if member.on_host else 0
-        if part and (len(part) == _TOGETHER or size + elements > _ON_DEVICE):
+        if part and (len(part) == most or size + elements > _ON_DEVICE):
             yield tuple(part)
             part, size = [], 0
         part.append(member)
