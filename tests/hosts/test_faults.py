@@ -63,7 +63,7 @@ def plan_of(folder: Path, **more: Any) -> dict[str, Any]:
     return {
         "folder": str(folder / "run"), "log": str(folder / "log"), "tag": None,
         "end": END, "goal": EVERY + 1, "kind": None, "moment": "", "host": 0, "share": 0.0,
-        "stage": 2,
+        "stage": 2, "offload": False,
     } | more  # fmt: skip
 
 
@@ -262,3 +262,21 @@ def test_a_run_of_stage_3_goes_on_after_forty_faults(
     part: int, tmp_path: Path, undisturbed_shards: Undisturbed
 ) -> None:
     run_chain(tmp_path, undisturbed_shards, FORTY[part::PARTS], seed=f"stage 3, {part}")
+
+
+@pytest.mark.slow
+def test_saves_of_states_on_the_host_that_are_killed_lose_nothing_and_go_on_there_and_without(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    draw, chain = random.Random(20), Chain(tmp_path, undisturbed)
+    for number in range(20):
+        chain.start(
+            kind="killed", moment="saving", host=draw.randrange(HOSTS), share=draw.random(),
+            offload=True,
+        )  # fmt: skip
+        if number % 2:
+            # It compares a step's loss, and saves nothing.
+            chain.start(goal=1)
+    chain.start(offload=True)
+    assert notes(tmp_path)[-1] == {"done": True}
+    assert chain.saved() > 0

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from spmdzero._user_line import user_line
 from spmdzero.backend.jax._graph import mark_of
-from spmdzero.backend.jax._values import Op, Space, Value, record
+from spmdzero.backend.jax._operations import MeshOp
+from spmdzero.backend.jax._values import Space, Value, record
 from spmdzero.errors import SpmdZeroRuntimeError
 
 _serial = itertools.count()
@@ -34,7 +35,7 @@ class Cell:
     def __init__(self, value: Value, stride: tuple[int, ...] | None = None) -> None:
         self._value, self.writes, self.stride, self.same = value, 0, stride, False
         self.turned = False
-        self.home: Op | None = None
+        self.home: MeshOp | None = None
         self.serial = next(_serial)
         value.holders += 1
         _cells[id(self)] = weakref.ref(self)
