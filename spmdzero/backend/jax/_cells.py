@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from spmdzero._user_line import user_line
 from spmdzero.backend.jax._graph import mark_of
-from spmdzero.backend.jax._values import Op, Space, Value, record
+from spmdzero.backend.jax._operations import MeshOp
+from spmdzero.backend.jax._values import Space, Value, record
 from spmdzero.errors import SpmdZeroRuntimeError
 
 _serial = itertools.count()
@@ -34,7 +35,7 @@ class Cell:
     def __init__(self, value: Value, stride: tuple[int, ...] | None = None) -> None:
         self._value, self.writes, self.stride, self.same = value, 0, stride, False
         self.turned = False
-        self.home: Op | None = None
+        self.home: MeshOp | None = None
         self.serial = next(_serial)
         value.holders += 1
         _cells[id(self)] = weakref.ref(self)
@@ -134,13 +135,12 @@ _kept: "weakref.WeakSet[Kept]" = weakref.WeakSet()
 def pending_values(*, but: Kept | None = None) -> list[Value]:
     """Pending values of live tensors, each once, in the order in which they were made.
 
+    A value that was written into a tensor that rests in the host's memory is brought there. Left
+    out are values that come from an input without data, which can't be started, values that failed,
+    and values that are computed only on demand.
+
     Args:
         but: values for whose sake nothing is done first.
-
-    A value that was written into a tensor that rests in the host's memory is brought there.
-
-    Left out are values that come from an input without data, which can't be started, values that
-        failed, and values that are computed only on demand.
     """
     for kept in [*_kept]:
         if kept is not but and kept.first is not None:

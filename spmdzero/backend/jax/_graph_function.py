@@ -18,9 +18,9 @@ from spmdzero.backend.forms._tree import found, mapped
 from spmdzero.backend.jax import _own
 from spmdzero.backend.jax._graph import Graph, Slot, Step
 from spmdzero.backend.jax._lowered import lowered
-from spmdzero.backend.jax._memory import FETCH, ON_DEVICE, ON_HOST, rests_on_host
+from spmdzero.backend.jax._memory import ON_DEVICE, ON_HOST, rests_on_host
 from spmdzero.backend.jax._numbers import as_taken
-from spmdzero.backend.jax._operations import KEEP_ON_HOST
+from spmdzero.backend.jax._operations import FETCH, KEEP_ON_HOST
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.jax._versions import moved
 
