@@ -12,7 +12,8 @@ from spmdzero.hlo._module import Instruction, Module, Shape
 from spmdzero.hlo._tags import ELEMENTWISE, gradient_by_use, tag_of, traced_as
 
 _KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
-_SUMS = ("all-reduce", "reduce-scatter")
+# Where rows don't fill the chips' tiles libtpu pads a reduce-scatter, and shifts rows afterwards.
+_OF_A_SUM = ("all-reduce", "reduce-scatter", "collective-permute")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +141,7 @@ def _of_each_operand(
         shown = "reduce-scatter" if fused else kind
         traced = traced_as(module, held, element)
         role, tensor = tag_of(module, held, traced, operand, element, outputs)
-        if not traced.op_name and kind in _SUMS and math.prod(payload.dims) > 1:
+        if not traced.op_name and kind in _OF_A_SUM and math.prod(payload.dims) > 1:
             role, tensor = gradient_by_use(module, held, element) or (role, tensor)
             # A micro-batch's gradients leave the program as the accumulators to which they are
             # added.
