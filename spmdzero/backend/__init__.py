@@ -1,5 +1,6 @@
 """The backends, which know devices: their protocols, and a folder for each compiler's front end."""
 
+from spmdzero.backend import _memory_maps as memory_maps
 from spmdzero.backend._current import (
     arrays,
     choice_in_words,
@@ -9,7 +10,6 @@ from spmdzero.backend._current import (
     current,
     flags,
     host_memory,
-    memory_maps,
     programs,
     runtime,
 )
@@ -44,6 +44,7 @@ from spmdzero.backend.protocols._region import (
     Tracing,
     refuse_gradient_hooks,
 )
+from spmdzero.backend.protocols._repeats import Beginning, Kept, Repeat
 
 __all__ = [
     "FLAG_SETS",
@@ -53,11 +54,13 @@ __all__ = [
     "Arrays",
     "AttentionCall",
     "Batch",
+    "Beginning",
     "CompiledProgram",
     "Compiler",
     "FoldedFunction",
     "Form",
     "Forward",
+    "Kept",
     "KeySource",
     "Mesh",
     "PartitionSpec",
@@ -68,6 +71,7 @@ __all__ = [
     "Reduction",
     "Region",
     "RegionRules",
+    "Repeat",
     "Replicated",
     "StandInKeptError",
     "Torus",

@@ -13,7 +13,7 @@ from spmdzero.backend.protocols._arrays import Arrays
 from spmdzero.backend.protocols._backend import Backend
 from spmdzero.backend.protocols._compiler import Compiler
 from spmdzero.backend.protocols._host_memory import HostMemory
-from spmdzero.backend.protocols._programs import Counters, Flags, MemoryMaps, Programs
+from spmdzero.backend.protocols._programs import Counters, Flags, Programs
 from spmdzero.backend.protocols._runtime import Runtime
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroRuntimeError, SpmdZeroUsageError
 
@@ -175,4 +175,3 @@ programs = cast(Programs, _Part("programs"))
 compiler = cast(Compiler, _Part("compiler"))
 counters = cast(Counters, _Part("counters"))
 flags = cast(Flags, _Part("flags"))
-memory_maps = cast(MemoryMaps, _Part("memory_maps"))

@@ -47,6 +47,14 @@ def explain(
             "--tpu is above it"
         ),
     ] = None,
+    host_rate: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            help="GB/s each way between a TPU and its host's memory, for what is offloaded: 16 or "
+            "32 by its generation if left out",
+        ),
+    ] = None,
     meta: Annotated[
         bool,
         typer.Option("--meta", help="build the model on the meta device: it takes no memory"),
@@ -54,11 +62,17 @@ def explain(
 ) -> None:
     """Does a step fit, what does it move, what is wrong, how long does it take? No TPU needed."""
     most = None if budget is None else _seconds(budget, tpu)
+    if host_rate is not None and not tpu:
+        raise SpmdZeroUsageError(
+            f"--host-rate {host_rate:g}: it counts in the time of a step, which is the TPU "
+            "compiler's estimate, and no TPU is named. Add one, such as --tpu v5e:2x4"
+        )
 
     from spmdzero.cli._explain_job import Job
 
     job = Job(model=model, config=config, settings=changes(setting or []), batch=batch,
-              tpu=tpu or [], devices=devices, own_stage=own_stage, meta=meta)  # fmt: skip
+              tpu=tpu or [], devices=devices, own_stage=own_stage, meta=meta,
+              host_rate=None if host_rate is None else host_rate * 1e9)  # fmt: skip
     if not job.run(as_json=as_json, html=html, strict=strict, most=most):
         raise typer.Exit(1)
 

@@ -29,6 +29,7 @@ class Job:
 
     Attributes:
         settings: dotted key of the config -> the value that ``--set`` gives it.
+        host_rate: bytes per second each way between a TPU and its host; None if not given.
     """
 
     model: str
@@ -39,6 +40,7 @@ class Job:
     devices: int | None
     own_stage: bool
     meta: bool
+    host_rate: float | None
 
     def run(self, *, as_json: bool, html: Path | None, strict: bool, most: float | None) -> bool:
         """Explains and prints; returns whether the step satisfies `strict` and `most`.
@@ -72,6 +74,7 @@ class Job:
             "tpu": tpu,
             "stages": [] if self.own_stage else [0, 1, 2],
             "meta": self.meta,
+            "host_rate": self.host_rate if tpu else None,
         }
 
     def _print(self, explanations: list[Explanation], *, as_json: bool, html: Path | None) -> None:

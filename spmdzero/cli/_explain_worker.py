@@ -35,7 +35,8 @@ def _explain(request: dict[str, Any]) -> Explanation:
     with torch.device("meta" if request["meta"] else "cpu"):
         model = load_object(request["model"])()
     batch = make_batch(request["batch"])
-    return explain(model, config, batch, tpu=request["tpu"], stages=request["stages"])
+    told = {name: request[name] for name in ("tpu", "stages", "host_rate")}
+    return explain(model, config, batch, **told)
 
 
 if __name__ == "__main__":

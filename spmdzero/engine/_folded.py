@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import Passage, draw_keys, map_tensors
+from spmdzero.backend import Passage, current, draw_keys, map_tensors
 from spmdzero.engine._folded_forward import FoldedCall, FoldedPass, ForwardContext, PassTracer
 from spmdzero.engine._input_form import UnknownInputError, freeze
 from spmdzero.engine._kinds import (
@@ -23,8 +23,10 @@ from spmdzero.engine._launching import Launching
 from spmdzero.engine._module_tracer import TracedFunction, attempt
 from spmdzero.engine._module_watch import ModuleWatch
 from spmdzero.engine._must_trace import block
+from spmdzero.engine._repeated_steps import RepeatedSteps
 from spmdzero.state._still_placed import require_planned
 from spmdzero.state._training import Training
+from spmdzero.step._gradients import HeldBackward
 
 _PYTHON = "engine(...) runs the model's Python"
 _ALWAYS = f"{_PYTHON} at every step from now on"
@@ -57,6 +59,7 @@ class FoldedCalls:
     Attributes:
         folded, traced: numbers of forwards with gradients so far, outside of `train_batch`.
         reason: why the latest forward was traced, None if it was folded.
+        ends: starts whole programs again.
     """
 
     def __init__(self, training: Training, launching: Launching) -> None:
@@ -65,6 +68,7 @@ class FoldedCalls:
             lambda: ModuleWatch(training.module, {})
         )
         self._in_program = False
+        self.ends = RepeatedSteps(training, launching)
         self.folded = self.traced = 0
         self.reason: str | None = None
 
@@ -79,6 +83,7 @@ class FoldedCalls:
         `CapturedSteps.check`.
         """
         self._known_kinds.recheck()
+        self.ends.forget()
 
     def blocked(self) -> str | None:
         """Why nothing may be folded now, or None if folding is allowed."""
@@ -94,6 +99,13 @@ class FoldedCalls:
         folds = self.blocked() is None
         self._in_program = self._in_program or folds
         return folds
+
+    def start_again(self, *, boundary: bool) -> bool:
+        """Starts the program of an earlier micro-batch that began as this one, if there is one."""
+        if not self.ends.start(boundary=boundary, blocked=self.blocked() is not None):
+            return False
+        self._in_program = False
+        return True
 
     def launching(self) -> bool:
         """Whether the pending program has a folded operation; starts anew for the next program."""
@@ -172,6 +184,8 @@ class FoldedCalls:
         verify: bool,
     ) -> None:
         store = self._training.gradients
+        # An earlier pass comes first, as in a traced step.
+        store.settle()
         traced = store.keeps_local or call.passage is not None
         pattern = tuple((i, grad.shape, grad.dtype) for i, grad in grads.items())
         trust = forwards.backwards.setdefault(pattern, Trust())
@@ -189,8 +203,22 @@ class FoldedCalls:
             passage, call.passage = call.passage or call.again(call, saved), None
             forwards.tracer.backward(passage, grads, folds=False)
             return
-        values = trust.record.function(inputs)
-        for name, value in zip(trust.record.labels, values, strict=True):
+        record, repeats = trust.record, current().repeats
+        if repeats is None or not store.can_hold:
+            self._record(record, inputs)
+            return
+        kept = repeats.keep(inputs, first=store.settle)
+        store.held = HeldBackward(
+            names=frozenset(record.labels),
+            kept=kept,
+            record=lambda: self._record(record, repeats.tensors(kept)),
+            owner=record,
+            constants=[constant.tensor for constant in record.function.constants],
+        )
+
+    def _record(self, backward: TracedFunction, inputs: Sequence[torch.Tensor]) -> None:
+        store = self._training.gradients
+        for name, value in zip(backward.labels, backward.function(inputs), strict=True):
             store.add_reduced(name, value)
 
     def _again(

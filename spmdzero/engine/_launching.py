@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from spmdzero._logging import log_once
-from spmdzero.backend import counters, memory_maps, programs, runtime
+from spmdzero.backend import counters, programs, runtime
 from spmdzero.engine._programs import Call, Compiled, ProgramLog, explained
 from spmdzero.engine._repeated_rows import RepeatedRows
 from spmdzero.engine._snapshot import StepGraph
@@ -69,7 +68,7 @@ class Launching:
             )
         )
 
-    def launch(self, kind: str, *, folded: bool) -> Exception | None:
+    def launch(self, kind: str, *, folded: bool, sync: Callable[[], None]) -> Exception | None:
         """Compiles and starts the pending program; returns the error that an observer raised.
 
         The update is part of the pending program, and would otherwise run with the next one: the
@@ -78,6 +77,7 @@ class Launching:
         Args:
             kind: ``"micro"``, or ``"boundary"`` with the update in it.
             folded: whether some of its operations are folded calls.
+            sync: starts the pending program.
         """
         self.programs.launching(self._training.counters.global_steps)
         failure = self._show(kind) if self.observers else None
@@ -85,7 +85,7 @@ class Launching:
         before = Compiled.so_far()
         launched = f"folded {kind}" if folded else kind
         with self.compiling(kind, new=self.programs.is_new(launched)):
-            runtime.sync()
+            sync()
         self._launched(kind, launched, Compiled.so_far() - before)
         return failure
 
@@ -103,11 +103,15 @@ class Launching:
         self.programs.launching(self._training.counters.global_steps)
         self._launched(kind, f"captured {kind}", compiled)
 
+    def repeated(self, kind: str) -> None:
+        """Takes note that the program of an earlier folded micro-batch was started again."""
+        self.programs.launching(self._training.counters.global_steps)
+        self._launched(kind, f"folded {kind}", Compiled())
+
     def _launched(self, kind: str, name: str, compiled: Compiled) -> None:
         self.programs.launched(name, self._training.counters.global_steps, compiled)
         if compiled.count:
             self.donated_inputs[kind] = counters.aliased_inputs()
-            self._make_room()
 
     def _show(self, kind: str) -> Exception | None:
         """Hands the pending graph to the observers; returns the first error that they raised."""
@@ -132,15 +136,6 @@ class Launching:
         tensors = [*self._training.named_tensors().values(), *self._training.current.losses]
         # The script may have everything computed before a micro-batch ends.
         return programs.text(tensors)
-
-    def _make_room(self) -> None:
-        before = Compiled.so_far()
-        if memory_maps.make_room():
-            self.programs.not_the_scripts(Compiled.so_far() - before)
-            log_once(
-                "compiled programs had taken three quarters of the memory maps that Linux lets a "
-                "process have (vm.max_map_count), so the least used ones were let go of"
-            )
 
     @contextlib.contextmanager
     def observe(self, observer: Callable[[StepGraph], None]) -> Iterator[None]:

@@ -230,16 +230,30 @@ class ThreeCalls:
             # its gradients.
             keep_waiting(ending=training if boundary else None)
             if boundary:
-                self._update(optimizer, lr_kwargs or {})
-            # `explain` raises here, before the program is run; the step's gradients are used up.
-            training.current.pass_launch()
-            failure = self._launch("boundary" if boundary else "micro")
+                require_metrics(training.lr_scheduler, lr_kwargs or {})
+            failure = None
+            if self._starts_again(boundary=boundary):
+                training.current.pass_launch()
+            else:
+                if boundary:
+                    self._update(optimizer)
+                # `explain` raises here, before the program is run; the step's gradients are used
+                # up.
+                training.current.pass_launch()
+                failure = self._launch("boundary" if boundary else "micro")
             self._step_end.end_micro_batch(boundary=boundary, lr_kwargs=lr_kwargs or {})
             if failure is not None:
                 raise failure
 
-    def _update(self, optimizer: ZeroOptimizer, lr_kwargs: dict[str, Any]) -> None:
-        require_metrics(self._training.lr_scheduler, lr_kwargs)
+    def _starts_again(self, *, boundary: bool) -> bool:
+        try:
+            return self._folding.start_again(boundary=boundary)
+        except BaseException:
+            # The backward pass may be used up.
+            self._training.restart_step()
+            raise
+
+    def _update(self, optimizer: ZeroOptimizer) -> None:
         optimizer.folds.wanted = self._folding.before_update()
         try:
             optimizer.step()
@@ -251,10 +265,12 @@ class ThreeCalls:
     def end_unstepped(self) -> None:
         """Starts the program of a micro-batch that no `step` ends."""
         keep_waiting(ending=None)
+        self._training.gradients.settle()
         failure = self._launch("micro")
         self._training.current.pass_launch()
         if failure is not None:
             raise failure
 
     def _launch(self, kind: str) -> Exception | None:
-        return self._launching.launch(kind, folded=self._folding.launching())
+        folded, sync = self._folding.launching(), self._folding.ends.sync
+        return self._launching.launch(kind, folded=folded, sync=sync)

@@ -9,7 +9,7 @@ from spmdzero.explain._aot import (
     require_tpu_compiler,
 )
 from spmdzero.explain._attention import AttentionUse
-from spmdzero.explain._chips import CHIPS, HOST_RATE, Chip, Topology, slices_of
+from spmdzero.explain._chips import CHIPS, Chip, Topology, slices_of
 from spmdzero.explain._explain import explain, explain_engine
 from spmdzero.explain._explanation import Explanation
 from spmdzero.explain._fit import StageFit, TargetMemory
@@ -23,7 +23,6 @@ from spmdzero.explain._without_data import made_up
 __all__ = [
     "CHIPS",
     "FLAG_SETS",
-    "HOST_RATE",
     "AttentionUse",
     "Change",
     "Chip",

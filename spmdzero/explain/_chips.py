@@ -1,7 +1,7 @@
 """Figures of TPU chips, and the names of groups of chips."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from spmdzero.backend import Torus, scatters_whole
@@ -24,6 +24,7 @@ class Chip:
         ici_rate: bytes per second that a device sends to its neighbours, over all links. If several
             devices are one chip, its share of the chip's links: devices of one chip have faster
             links to each other.
+        host_rate: bytes per second each way between the device and its host's memory.
         matrix_units: number of units that multiply matrices.
         matrix_width: side of the square of weights by which a unit multiplies.
         source: page on which the figures are published.
@@ -37,6 +38,7 @@ class Chip:
     bf16_flops: float
     hbm_rate: float
     ici_rate: float
+    host_rate: float
     matrix_units: int
     matrix_width: int
     source: str
@@ -51,8 +53,8 @@ class Chip:
 
 
 def _chip(
-    name: str, *, gib: int, tflops: int, hbm: int, ici_gbit: int, units: int, width: int = 128,
-    devices: int = 1, libtpu: str = "0.0.21", cores: str = "",
+    name: str, *, gib: int, tflops: int, hbm: int, ici_gbit: int, host: int, units: int,
+    width: int = 128, devices: int = 1, libtpu: str = "0.0.21", cores: str = "",
 ) -> Chip:  # fmt: skip
     """The figures of one device, from a chip's figures; `ici_gbit` counts one direction."""
     return Chip(
@@ -61,6 +63,7 @@ def _chip(
         bf16_flops=tflops * 1e12 / devices,
         hbm_rate=hbm * 1e9 / devices,
         ici_rate=ici_gbit / 8 * 1e9 / devices,
+        host_rate=host * 1e9 / devices,
         matrix_units=units // devices,
         matrix_width=width,
         source=f"https://cloud.google.com/tpu/docs/{name}",
@@ -70,6 +73,10 @@ def _chip(
     )
 
 
+# No chip's page has the rate of PCIe to its host. https://jax-ml.github.io/scaling-book/tpus/ says:
+# 16 GB/s each way of v4, 32 of v6e, and about half of that of v5. Of tpu7x nothing is published: it
+# is assumed to have v6e's.
+#
 # The numbers of matrix units are checked by libtpu's estimate of a product of two bf16 matrices of
 # 8,192 x 8,192, which must fit into what a device multiplies in a cycle. libtpu 0.0.21 and 0.0.50
 # both use 7.4 of v4's 8 units, 3.5 of v5e's 4 and 7.2 of v5p's 8.
@@ -77,27 +84,23 @@ CHIPS = {
     chip.name: chip
     for chip in (
         # The two cores are one device for torch_xla and JAX; libtpu's default makes them two.
-        _chip("v4", gib=32, tflops=275, hbm=1228, ici_gbit=2400, units=8, cores="megacore"),
-        _chip("v5e", gib=16, tflops=197, hbm=819, ici_gbit=1600, units=4),
-        _chip("v5p", gib=95, tflops=459, hbm=2765, ici_gbit=4800, units=8),
+        _chip(
+            "v4", gib=32, tflops=275, hbm=1228, ici_gbit=2400, host=16, units=8, cores="megacore",
+        ),
+        _chip("v5e", gib=16, tflops=197, hbm=819, ici_gbit=1600, host=16, units=4),
+        _chip("v5p", gib=95, tflops=459, hbm=2765, ici_gbit=4800, host=16, units=8),
         # Editions of its page say 2 or 4 units, jax/_src/tpu_info.py says 2. libtpu 0.0.21 and
         # 0.0.50 use 2.8 units for that product, more than 2.
-        _chip("v6e", gib=32, tflops=918, hbm=1640, ici_gbit=3584, units=4, width=256),
+        _chip("v6e", gib=32, tflops=918, hbm=1640, ici_gbit=3584, host=32, units=4, width=256),
         # jax/_src/tpu_info.py says 2 units a core. libtpu 0.0.50 uses 3.2, which needs 4: the clock
         # is 2.2 GHz then, and would be 4.4 GHz with 2. The chip's page says 1,200 GB/s over ICI in
         # both directions together, as v5p's page does.
         _chip(
-            "tpu7x", gib=192, tflops=2307, hbm=7380, ici_gbit=4800, units=8, width=256,
+            "tpu7x", gib=192, tflops=2307, hbm=7380, ici_gbit=4800, host=32, units=8, width=256,
             devices=2, libtpu="0.0.50",
         ),
     )
 }  # fmt: skip
-HOST_RATE = 16e9
-"""Bytes per second, each way, between a chip and its host's memory: an assumption.
-
-Google publishes no figure for a generation. https://jax-ml.github.io/scaling-book/tpus/ says that
-PCIe moves 16 GB/s, and up to 32 GB/s for the newest chips.
-"""
 # Generations that jax/_src/tpu_info.py names and that libtpu 0.0.50 doesn't know.
 _NOT_YET = ("tpu8i", "tpu8t")
 
@@ -136,6 +139,10 @@ class Topology:
         if known is None or known[0] not in CHIPS:
             raise _unknown(name, one)
         return cls(name=name, chip=CHIPS[known[0]], shape=known[1], slices=int(slices or 1))
+
+    def with_host_rate(self, host_rate: float) -> "Topology":
+        """The same with so many bytes per second each way between a device and its host."""
+        return replace(self, chip=replace(self.chip, host_rate=host_rate))
 
     @property
     def slice_name(self) -> str:

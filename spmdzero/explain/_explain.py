@@ -49,6 +49,7 @@ def explain(
     *,
     tpu: Iterable[str] = (),
     stages: Sequence[int] = (0, 1, 2),
+    host_rate: float | None = None,
 ) -> Explanation:
     """Explains whether a step fits, its traffic, its faults, its limits, and its time.
 
@@ -67,16 +68,19 @@ def explain(
         tpu: topologies such as ``"v5e:2x4"`` of as many devices as this process has; they need the
             extra ``spmdzero[tpu]``, but no TPU.
         stages: stages to compile, besides the config's. The others are planned.
+        host_rate: bytes per second each way between a TPU and its host's memory; None for the
+            figure of its generation, of which the maker publishes none.
 
     Raises:
         SpmdZeroUsageError: a topology that is unknown, or has a different number of devices; a
-            model on the meta device without a topology; more devices than a CPU can have.
+            model on the meta device without a topology; more devices than a CPU can have; a
+            `host_rate` that is no rate.
         SpmdZeroRuntimeError: jax or libtpu is missing, or the compiler failed.
         SpmdZeroError: as in `initialize`.
     """
     batch = with_values(batch)
     settings, notes = settings_of(config, batch)
-    topologies = _topologies(tpu)
+    topologies = _topologies(tpu, host_rate)
     check_runs_here(model, named=bool(topologies))
     own, flags = settings.zero_optimization.stage, settings.spmd.xla_flags
     order = (own, *sorted(set(stages) - {own}))
@@ -157,8 +161,15 @@ class _Traced:
         return next(iter(self.for_tpu.values()), ForTpu(programs=self.programs))
 
 
-def _topologies(names: Iterable[str]) -> list[Topology]:
+def _topologies(names: Iterable[str], host_rate: float | None = None) -> list[Topology]:
     topologies = [Topology.parse(name) for name in names]
+    if host_rate is not None:
+        if not (topologies and 0 < host_rate < math.inf):
+            raise SpmdZeroUsageError(
+                f"host_rate={host_rate}: bytes per second between a TPU and its host count in the "
+                'time of a step on a TPU: explain(..., tpu=["v5e:2x4"], host_rate=25e9)'
+            )
+        topologies = [topology.with_host_rate(host_rate) for topology in topologies]
     here = runtime.device_count()
     for topology in topologies:
         if topology.devices != here:

@@ -6,7 +6,7 @@ from spmdzero.hlo import Operation
 
 KINDS = (
     "attention", "matmul", "normalisation", "loss", "optimizer", "copies", "kernels", "wire",
-    "other",
+    "host", "other",
 )  # fmt: skip
 """The kinds of operations, in the order in which they are shown."""
 
@@ -40,7 +40,7 @@ _BY_NAME = (
 
 
 def kind_of(operation: Operation) -> str:
-    """One of `KINDS` except ``"wire"``, which is the time that any operation waits.
+    """One of `KINDS` except ``"wire"`` and ``"host"``, the time that any operation waits for them.
 
     A fusion with a matrix product counts as that product, even if more is fused into it; a batched
     product is attention's. The first name that tells a kind decides about other operations; the

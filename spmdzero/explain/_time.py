@@ -13,6 +13,7 @@ from spmdzero.hlo import Operation, operation_of, read_matmuls, read_schedule
 from spmdzero.profiling import traced_in
 
 _DEAREST = 10
+_HOST_LINKS = ("from host", "to host")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +73,16 @@ class StepTime(Shown):
         kernels: the least time of Pallas kernels, by a model.
         wire: the least time of all transfers over ICI, by a model.
         exposed: the part of `wire` that no operation hides, for which the chip waits.
+        from_host, to_host: bytes of all copies from the host's memory, and to it.
+        host_rate: bytes per second of each way between the chip and its host's memory.
+        host: the least time of all these copies, one after the other, by a model.
+        host_exposed: the time that the chip waits for them: other operations, and copies that go
+            the other way, hide the rest.
         flops: operations of matrix products of one device, including kernels and recomputation.
         peak_flops: the chip's peak operations per second.
         kinds: the step's time by kind of operation: attention's batched products and softmax, other
-            products, normalisation, loss, optimizer, copies, kernels, wire (exposed), other.
+            products, normalisation, loss, optimizer, copies, kernels, wire (exposed), host's memory
+            (exposed), other.
         modules: the step's time by the innermost module that traced it, forward or backward,
             longest first.
         dearest: the ten operations that take longest.
@@ -96,11 +103,16 @@ class StepTime(Shown):
     modules: tuple[Share, ...]
     dearest: tuple[DearOperation, ...]
     uncounted: int
+    from_host: int = 0
+    to_host: int = 0
+    host_rate: float = 0.0
+    host: float = 0.0
+    host_exposed: float = 0.0
 
     @property
     def seconds(self) -> float:
         """The time of one step."""
-        return self.compiled + self.kernels + self.exposed
+        return self.compiled + self.kernels + self.exposed + self.host_exposed
 
     @property
     def hidden(self) -> float:
@@ -139,8 +151,13 @@ def step_time(programs: Iterable[tuple[str, int]], chip: Chip, *, target: str) -
         clock=chip.clock,
         compiled=sum(s.runs * s.compute for s in compiled),
         kernels=sum(s.runs * s.compute for s in kernels),
-        wire=sum(s.runs * s.transfer for s in spent),
-        exposed=sum(s.runs * s.waiting for s in spent),
+        wire=sum(s.runs * s.transfer for s in spent if s.link == "wire"),
+        exposed=sum(s.runs * s.waiting for s in spent if s.link == "wire"),
+        from_host=sum(s.runs * s.operation.from_host for s in spent),
+        to_host=sum(s.runs * s.operation.to_host for s in spent),
+        host_rate=chip.host_rate,
+        host=sum(s.runs * s.transfer for s in spent if s.link in _HOST_LINKS),
+        host_exposed=sum(s.runs * s.waiting for s in spent if s.link in _HOST_LINKS),
         flops=flops + sum(s.runs * s.flops for s in kernels),
         peak_flops=chip.bf16_flops,
         kinds=_kinds(parts),
@@ -172,7 +189,8 @@ def _parts(spent: Iterable[Spent]) -> Iterator[_Part]:
             modelled = s.operation.kernel is not None
             yield _Part(s.operation, kind_of(s.operation), s.runs, s.runs * s.compute, modelled)
         if s.waiting:
-            yield _Part(s.operation, "wire", s.runs, s.runs * s.waiting, True)
+            kind = "host" if s.link in _HOST_LINKS else s.link
+            yield _Part(s.operation, kind, s.runs, s.runs * s.waiting, True)
 
 
 def _grouped(

@@ -20,6 +20,7 @@ _CHAIN_START, _CHAIN_END = (f'custom_call_target="AsyncCollective{x}"' for x in 
 # zeros.
 _BATCH = re.compile(r"\blhs_batch_dims=\{\d|\bwindow=\{size=(\d+)\b[^}]*\blhs_dilate=\1\b")
 _PRODUCTS = frozenset({"dot", "convolution"})
+_COPIES = frozenset({"copy", "copy-start"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,8 @@ class Operation:
         source: ``file:line`` that traced it, "" if the text doesn't tell.
         cycles: the compiler's estimate for one run; None if it wrote none.
         wire_bytes: bytes that one device sends in one run, as in `Collective`.
+        from_host, to_host: bytes that one run copies from the host's memory to the device's, and
+            the other way.
         kernel: the kernel that it calls, None if it calls none.
         asynchronous: whether it only starts a transfer, which another operation `ends`.
         ends: name of the operation whose transfer it waits for; "" if it waits for none.
@@ -74,6 +77,8 @@ class Operation:
     source: str
     cycles: int | None
     wire_bytes: int
+    from_host: int
+    to_host: int
     kernel: Kernel | None
     asynchronous: bool
     ends: str
@@ -127,6 +132,7 @@ class _Schedule:
         op_names = [part.op_name for part in parts]
         cycles = _CYCLES.search(instruction.attributes)
         asynchronous, ends = self._transfer(instruction, fused)
+        from_host, to_host = self._across_the_link(instruction)
         return Operation(
             name=instruction.name,
             opcode=instruction.opcode,
@@ -137,12 +143,24 @@ class _Schedule:
             source=instruction.source,
             cycles=int(cycles[1]) if cycles and not entered else None,
             wire_bytes=sum(self._wire.get(part.key, 0) for part in parts),
+            from_host=from_host,
+            to_host=to_host,
             kernel=self._kernel(instruction) if _KERNEL in instruction.attributes else None,
             asynchronous=asynchronous,
             ends=ends,
             bodies=tuple(self.of(name, (instruction.op_name, *around)) for name in entered),
             trips=turns(self._module, instruction) if instruction.opcode == "while" else 1,
         )
+
+    def _across_the_link(self, instruction: Instruction) -> tuple[int, int]:
+        """Bytes that a copy brings from the host's memory, and to it."""
+        if instruction.opcode not in _COPIES:
+            return 0, 0
+        # Of a start's results the copy is the first.
+        made, (copied,) = instruction.shapes[0], self._module.operands(instruction)
+        if made.on_host == copied.shapes[0].on_host:
+            return 0, 0
+        return (0, made.bytes) if made.on_host else (made.bytes, 0)
 
     def _transfer(self, instruction: Instruction, fused: list[Instruction]) -> tuple[bool, str]:
         """Whether an operation only starts a transfer, and the start that it waits for."""

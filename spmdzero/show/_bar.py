@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from html import escape
 
 # Colours of the parts, in order. They can be distinguished in light and dark mode, also by people
-# who can't distinguish red from green (Okabe and Ito's, and one more grey).
+# who can't distinguish red from green (Okabe and Ito's, and two more).
 HUES = (
     "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#cc79a7", "#b8ad1c", "#7b5ea7", "#d55e00",
-    "#999999",
+    "#a98467", "#999999",
 )  # fmt: skip
 _WIDTH = 40
 

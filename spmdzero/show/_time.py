@@ -5,11 +5,12 @@ from collections.abc import Iterator
 
 from spmdzero._display import page_of
 from spmdzero.explain import Share, StepTime, siblings
+from spmdzero.plan import sized
 from spmdzero.show._bar import Bar, Segment
 from spmdzero.show._page import Page, Part, Table
 
 _MODULES = 12
-_MODELLED = ("kernels", "wire")
+_MODELLED = ("kernels", "wire", "host")
 
 
 @page_of.register
@@ -33,6 +34,12 @@ def _bar(time: StepTime) -> Bar:
         f"communication, at least, by the bytes sent: {milliseconds(time.wire)}, of which "
         f"{milliseconds(time.hidden)} overlap compute; the chip waits {milliseconds(time.exposed)}",
     ]
+    if time.host:
+        notes.append(
+            f"host memory, at least, by a model: {sized(time.from_host)} from it and "
+            f"{sized(time.to_host)} to it at {rate(time.host_rate)} each way: "
+            f"{milliseconds(time.host)}; the chip waits {milliseconds(time.host_exposed)}"
+        )
     if time.uncounted:
         notes.append(f"of {time.uncounted:,} fusions libtpu estimates nothing: they count as 0")
     return Bar(
@@ -117,6 +124,11 @@ def _dearest(time: StepTime) -> Table:
 def milliseconds(seconds: float) -> str:
     """The time in milliseconds, such as ``92.008 ms``."""
     return f"{1e3 * seconds:,.3f} ms"
+
+
+def rate(bytes_per_second: float) -> str:
+    """A rate in gigabytes per second, such as ``16 GB/s``."""
+    return f"{bytes_per_second / 1e9:g} GB/s"
 
 
 def _share(seconds: float, time: StepTime) -> str:

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from spmdzero.explain import CHIPS, HOST_RATE, StepTime, Verdict
+from spmdzero.explain import CHIPS, StepTime, Verdict
 from spmdzero.plan import sized
 from spmdzero.show._bar import HUES, legend
+from spmdzero.show._time import rate
 
 _GOOD, _BAD, _NEITHER = "#3a9a5b", "#d64545", "#888888"
 _SAID = {True: "Fits", False: "Doesn't fit"}
@@ -102,11 +103,8 @@ class Card:
                 f"{100 * self.time.mfu:.1f} % of the chip's peak (MFU)",
             ]
         if self.verdict.on_host:
-            took = f"{_short(1e3 * self.verdict.on_host / HOST_RATE)} ms"
-            figures.append(
-                f"{sized(self.verdict.on_host)} a device rest in host memory: {took} each way at "
-                f"{HOST_RATE / 1e9:.0f} GB/s, which is not in this time"
-            )
+            there = sized(self.verdict.on_host)
+            figures.append(f"{there} a device rest in host memory{self._took}")
         if self.verdict.without_offloading is not None:
             room = f"{(self.verdict.hbm_bytes or 0) / 2**30:.0f} GiB"
             about = sized(self.verdict.without_offloading)
@@ -114,6 +112,14 @@ class Card:
         plural = "s" * (self.problems > 1)
         figures.append(f"{self.problems or 'no'} problem{plural}")
         return figures
+
+    @property
+    def _took(self) -> str:
+        """How long a step waits for the host's memory, where that is known."""
+        if self.time is None:
+            return ""
+        waits = f"{_short(1e3 * self.time.host_exposed)} ms"
+        return f", for which a step waits {waits} at {rate(self.time.host_rate)} each way"
 
     def _changes(self) -> Iterator[str]:
         for change in self.verdict.changes:

@@ -8,16 +8,21 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import torch
 
-from spmdzero.backend import REPLICATED, Mesh, PartitionSpec, current, host_memory, programs
+from spmdzero.backend import (
+    REPLICATED,
+    Mesh,
+    PartitionSpec,
+    compiler,
+    current,
+    host_memory,
+    programs,
+)
 from spmdzero.optim import UpdateRule
 from spmdzero.step._folds import Folds
 from spmdzero.step._numbers import numbers_of_groups
 from spmdzero.step._scales import LossScales, unscale
 from spmdzero.step._update import GroupUpdate, Member
 
-# Number of parameters in one update: torch_xla's time grows with the square of an operation's
-# outputs.
-_TOGETHER = 30
 # Elements of one device's shards whose states leave the host together: 96 MiB of AdamW's in fp32.
 _ON_DEVICE = 2**23
 
@@ -118,14 +123,13 @@ class Boundary:
         apply = self._condition(norm, finite)
         new = self._counted(state, apply)
         state = {**state, **self._applied(state, moved, apply)}
-        ended: list[torch.Tensor] = []
+        gone: list[torch.Tensor] = []
         for index, (group, hyper) in enumerate(zip(self.groups, hypers, strict=True)):
             for reset_at, members in group.by_count.items():
                 count = new["counter/applied"]
                 factors = group.rule.prepare(hyper, count - reset_at if reset_at else count)
                 for chosen in _parts(members):
-                    # All but two parts are on the host: one is updated, one is on its way.
-                    fetched = self._fetched(chosen, state, after=ended[-2:-1])
+                    fetched = self._fetched(chosen, state, after=gone)
                     update = self._update(index, chosen, factors, coefficient, apply)
                     inputs = update.inputs(
                         factors=factors, coefficient=coefficient, apply=apply,
@@ -135,8 +139,18 @@ class Boundary:
                     # they would be constants.
                     values = call(update, update, inputs) if factors else update(inputs)
                     new |= zip(update.names, values, strict=True)
-                    ended.append(values[-1])
+                    gone = self._sent_home(chosen, new) or gone
         return new | {"norm": norm}
+
+    def _sent_home(
+        self, members: Sequence[Member], new: Mapping[str, torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Brings the members' new values to the host's memory where they rest there."""
+        return [
+            host_memory().keep(self.mesh, new[f"{slot}/{member.name}"], member.layout.spec)
+            for member in members
+            for slot in (*member.on_host, *["parameter"] * member.at_rest.on_host)
+        ]
 
     def _fetched(
         self,
@@ -145,7 +159,11 @@ class Boundary:
         *,
         after: Sequence[torch.Tensor],
     ) -> dict[str, torch.Tensor]:
-        """Fetches the members' states that rest on the host into the devices' memory."""
+        """Fetches the members' states that rest on the host into the devices' memory.
+
+        They come once `after`, the part before, is on its way back to the host. A tie to anything
+        else holds back no copy of libtpu's: all states would be on the devices at once.
+        """
         names = [f"{slot}/{member.name}" for member in members for slot in member.on_host]
         specs = [member.layout.spec for member in members for _ in member.on_host]
         if not names:
@@ -240,10 +258,10 @@ class Boundary:
 
 def _parts(members: Sequence[Member]) -> Iterator[tuple[Member, ...]]:
     """The members in order, in parts whose states are updated together."""
-    part, size = list[Member](), 0
+    part, size, most = list[Member](), 0, compiler.MOST_UPDATES
     for member in members:
         elements = math.prod(member.layout.local) if member.on_host else 0
-        if part and (len(part) == _TOGETHER or size + elements > _ON_DEVICE):
+        if part and (len(part) == most or size + elements > _ON_DEVICE):
             yield tuple(part)
             part, size = [], 0
         part.append(member)

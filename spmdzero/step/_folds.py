@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
-from spmdzero.backend import FoldedFunction, compiler
+from spmdzero.backend import FoldedFunction, arrays, compiler
 
 Function = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
@@ -32,8 +32,13 @@ class Folds:
         """
         if not self.wanted:
             return function(inputs)
-        form = key, tuple([(tensor.shape, tensor.dtype) for tensor in inputs])
+        # Ask the backend: torch would ask a tensor's class for each of them.
+        form = key, tuple(arrays.shapes_of(inputs))
         if form not in self._folded:
             with compiler.no_stand_in_left():
                 self._folded[form] = compiler.fold(function, inputs)
         return self._folded[form](inputs)
+
+    def constants(self) -> list[torch.Tensor]:
+        """The tensors that folded functions read beside their inputs."""
+        return [c.tensor for function in self._folded.values() for c in function.constants]

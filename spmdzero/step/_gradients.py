@@ -1,17 +1,36 @@
 """Keeps gradients between the backward pass and the step."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
-from spmdzero.backend import REPLICATED, arrays
+from spmdzero.backend import REPLICATED, Kept, arrays
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import ShardingPlan
 from spmdzero.step._autograd import set_autograd_grad
 from spmdzero.step._gradient_path import GradientPath
 from spmdzero.step._state import State
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class HeldBackward:
+    """A backward pass that is known and not recorded yet.
+
+    Attributes:
+        names: the parameters whose gradients it makes.
+        kept: the values that it takes.
+        record: records it, and adds the gradients.
+        owner: an object that is the same for backward passes that compute the same.
+        constants: tensors that it reads beside `kept`, the same each time.
+    """
+
+    names: frozenset[str]
+    kept: Kept
+    record: Callable[[], None]
+    owner: object
+    constants: Sequence[torch.Tensor]
 
 
 class GradientStore:
@@ -24,6 +43,8 @@ class GradientStore:
     Attributes:
         path: the forms in which gradients wait, and their arithmetic.
         deferring: whether replicas' gradients are kept unreduced until a later one is reduced.
+        held: the latest backward pass, if it is not recorded; whoever asks for gradients has it
+            recorded.
 
     Args:
         state: the state that holds the accumulators.
@@ -39,7 +60,7 @@ class GradientStore:
         self._summed: set[str] = set()
         # Tensors that `read` returned, with their stamps: callers may write into them.
         self._handed: dict[str, tuple[torch.Tensor, Any]] = {}
-        self.deferring = False
+        self.deferring, self.held = False, None
         self.replan(path.plan)
 
     def replan(self, plan: ShardingPlan) -> None:
@@ -56,8 +77,25 @@ class GradientStore:
     def _accumulators(self) -> dict[str, torch.Tensor]:
         return self._state.accumulators
 
+    held: HeldBackward | None
+
+    @property
+    def can_hold(self) -> bool:
+        """Whether a backward pass may wait here unrecorded: nothing else waits for this step."""
+        waits = self.held or self._pending or self._handed or self._deferred
+        return not (waits or self.deferring)
+
+    def settle(self) -> None:
+        """Has a held backward pass recorded."""
+        held, self.held = self.held, None
+        if held is not None:
+            # As in a backward pass: whoever reads a value may be in another mode.
+            with torch.inference_mode(mode=False), torch.no_grad():
+                held.record()
+
     def add_local(self, name: str, grad: torch.Tensor, *, waits: bool = False) -> None:
         """See `GradientSink`."""
+        self.settle()
         if not self.path.is_trained(name):
             return
         if waits:
@@ -82,6 +120,7 @@ class GradientStore:
 
     def add_reduced(self, name: str, grad: torch.Tensor) -> None:
         """Adds a gradient that is already in its waiting form."""
+        self.settle()
         self._take_back(name)
         self._summed.add(name)
         waiting = self._waiting(name)
@@ -104,12 +143,14 @@ class GradientStore:
 
     def reduce_deferred(self) -> None:
         """Reduces the deferred gradients, and adds them to the others."""
+        self.settle()
         deferred, self._deferred = self._deferred, {}
         for name, partial in deferred.items():
             self.add_reduced(name, self.path.of_partial(name, partial))
 
     def take(self, name: str) -> torch.Tensor:
         """Takes the summed gradient in its final form, see `GradientPath.final`."""
+        self.settle()
         self._take_back(name)
         waiting = self._waiting(name)
         self._pending.pop(name, None)
@@ -121,6 +162,7 @@ class GradientStore:
         It is the same tensor until the gradient changes. Values that the caller writes into it are
         taken over before the gradient is used or added to.
         """
+        self.settle()
         if name not in self._summed:
             return None
         if name not in self._handed:
@@ -133,6 +175,7 @@ class GradientStore:
 
     def write(self, name: str, whole: torch.Tensor) -> None:
         """Replaces the summed gradient by `whole`, `[*shape]` without the loss scale."""
+        self.settle()
         self._handed.pop(name, None)
         self._deferred.pop(name, None)
         scale = self._loss_scale()
@@ -165,6 +208,7 @@ class GradientStore:
 
     def discard(self, name: str) -> None:
         """Forgets the summed gradient of one parameter."""
+        self.settle()
         if name not in self._summed:
             return  # zeroing zeros would add operations to the next micro-batch, and recompile it
         self._summed.discard(name)
@@ -179,6 +223,7 @@ class GradientStore:
         Raises:
             SpmdZeroUsageError: a gradient waits in the pending program, or is deferred.
         """
+        self.settle()
         for name in list(self._handed):
             self._take_back(name)
         if self._pending or self._deferred:
@@ -196,11 +241,17 @@ class GradientStore:
     @property
     def waiting(self) -> bool:
         """Whether a gradient was added since the last `clear`."""
-        return bool(self._summed)
+        return bool(self._summed or self.held)
 
     @property
     def names(self) -> frozenset[str]:
         """Names of the parameters to which a gradient was added since the last `clear`."""
+        self.settle()
+        return self.names_without_held
+
+    @property
+    def names_without_held(self) -> frozenset[str]:
+        """Those of `names` that no held backward pass has yet to add."""
         return frozenset(self._summed)
 
     def forget(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -211,11 +262,13 @@ class GradientStore:
 
     def clear(self) -> None:
         """Forgets all summed gradients: drops pending ones, and sets accumulators to zero."""
+        self.held = None
         if self._summed:
             self._forget()
             for name in self._accumulators:
                 self._keep(name, self.path.zeros(name))
 
     def _forget(self) -> None:
+        self.held = None
         for kept in (self._summed, self._handed, self._pending, self._deferred):
             kept.clear()

@@ -1,10 +1,13 @@
 """Watches losses for NaN and infinity without reading them at every step."""
 
 import logging
+from collections.abc import Sequence
 
 import torch
 
+from spmdzero.backend import current
 from spmdzero.errors import NonFiniteError
+from spmdzero.step._folds import Folds
 from spmdzero.step._numbers import step_number
 from spmdzero.step._state import State
 
@@ -25,6 +28,11 @@ def watched(
     return torch.where(bad & (first_bad == 0), step, first_bad), finite & ~bad
 
 
+def _watched(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    loss, here, first_bad, finite = inputs
+    return [*watched(loss, here, first_bad=first_bad, finite=finite)]
+
+
 class LossHealth:
     """Remembers on the devices the first step with a non-finite loss.
 
@@ -38,15 +46,17 @@ class LossHealth:
 
     def __init__(self, state: State, *, check: bool) -> None:
         self._state, self.check = state, check
+        self._folds = Folds()
         self._forget_bad()
         self._forget_losses()
 
     def watch(self, loss: torch.Tensor, *, step: int) -> None:
         """Takes note of a loss of `step`, 0-dim on the device."""
         state, here = self._state, self._state.mesh.place(step_number(step))
-        first_bad, finite = watched(
-            loss, here, first_bad=state["first_bad"], finite=state["finite"]
-        )
+        # Only where operations are recorded in Python does it pay to fold so few.
+        self._folds.wanted = current().repeats is not None
+        inputs = [loss, here, state["first_bad"], state["finite"]]
+        first_bad, finite = self._folds("watched", _watched, inputs)
         state.write("first_bad", first_bad)
         if self.check:
             state.write("finite", finite)

@@ -34,7 +34,7 @@ def measure(model: str, devices: int, steps: int) -> dict[str, float]:
     for step in range(WARM_UP):
         for each in (engine, tracing):
             each.train_batch(iter([workload.batch(step)]))
-    (trust,) = engine.capture._following.kinds.values()
+    (trust,) = engine.capture._known_kinds.kinds.values()
     record = trust.record
     assert record is not None, engine.capture.reason
     assert record.program is not None
@@ -46,15 +46,15 @@ def measure(model: str, devices: int, steps: int) -> dict[str, float]:
 
     def bare(batch: Batch) -> None:
         inputs = [engine.mesh.place(x, engine.mesh.batch_spec(x.dim(), 0)) for x in batch]
-        state = [place.holder[place.key] for place in record.reads]
+        state = record.state()
         began = time.thread_time()
         *results, _ = program.run([*state, *inputs, *numbers], [None] * (len(record.writes) + 1))
         started = time.thread_time()
         for place, value in zip(record.writes, results, strict=True):
-            if place.rebinds:
-                place.holder[place.key] = value
+            if place.replaced:
+                place.registry[place.key] = value
             else:
-                arrays.set_value(place.holder[place.key], value)
+                arrays.set_value(place.registry[place.key], value)
         start.append(started - began)
         putting.append(time.thread_time() - started)
 

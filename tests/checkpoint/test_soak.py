@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLES, BATCH, EVERY = 160, 16, 5
 DEVICES = (8, 4, 2, 1)
 STAGES = 4
+RESTS = ("cpu", "none")
 
 
 class Smooth(nn.Module):
@@ -47,9 +48,10 @@ class Smooth(nn.Module):
         return F.mse_loss(self.head(torch.tanh(self.body(x))).squeeze(-1), y)
 
 
-def work(folder: Path, log: Path, steps: int, pause: float, stage: int) -> None:
+def work(folder: Path, log: Path, steps: int, pause: float, stage: int, device: str) -> None:
     """Resumes what is in the folder, and trains up to `steps`; notes each loss as it comes.
 
+    Masters and moments rest where `device` says, as in `offload_optimizer`.
     Of several hosts the first one does; one that doesn't answer is given up after 10 seconds.
     """
     torch.manual_seed(0)
@@ -59,7 +61,11 @@ def work(folder: Path, log: Path, steps: int, pause: float, stage: int) -> None:
         config={
             "train_batch_size": BATCH,
             "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-            "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+            "zero_optimization": {
+                "stage": stage,
+                "stage3_param_persistence_threshold": 0,
+                "offload_optimizer": {"device": device},
+            },
             "spmd": {"min_shard_elements": 64, "timeout": 10},
             "checkpoint": {"async": True, "keep_last": 3, "keep_every": 100},
         },
@@ -118,7 +124,7 @@ def soak(minutes: float, seed: int) -> dict[str, Any]:
         while time.monotonic() < end:
             expected, known = saved_step(folder), len(notes_in(log))
             devices, stage = draw.choice(DEVICES), draw.randrange(STAGES)
-            worker = started(devices, folder, log, 10**9, pause, stage)
+            worker = started(devices, folder, log, 10**9, pause, stage, draw.choice(RESTS))
             # A kill tells most once training goes on, but may come before, too.
             early = draw.random() < 0.1
             while not early and worker.poll() is None and not steps_in(notes_in(log)[known:]):
@@ -137,7 +143,7 @@ def compared(folder: Path, log: Path, kills: int) -> dict[str, Any]:
     disturbed = steps_in(notes_in(log))
     reached = max((note["step"] for note in disturbed), default=0)
     alone = folder / "alone"
-    assert started(8, folder / "own", alone, reached, 0, 2).wait() == 0
+    assert started(8, folder / "own", alone, reached, 0, 2, "none").wait() == 0
     return {
         "kills": kills,
         "disturbed": disturbed,
@@ -205,11 +211,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plot", type=Path, default=Path("out/soak.png"))
-    parser.add_argument("--work", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--work", nargs=6, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.work:
-        folder, log, steps, pause, stage = given.work
-        work(Path(folder), Path(log), int(steps), float(pause), int(stage))
+        folder, log, steps, pause, stage, device = given.work
+        work(Path(folder), Path(log), int(steps), float(pause), int(stage), device)
         return
     report(soak(given.minutes, given.seed), given.plot)
 

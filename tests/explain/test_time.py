@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import spmdzero
 from spmdzero import Explanation, SpmdZeroUsageError
 from spmdzero.cli import _explain_job as command
 from spmdzero.cli._app import app
@@ -131,6 +132,10 @@ def test_a_budget_without_a_tpu_or_without_a_unit_is_refused_in_words(
 ) -> None:
     assert status(explanation, monkeypatch, "--budget", "30ms") == 2
     assert "Add one, such as --tpu v5e:2x4" in capsys.readouterr().err
+    assert status(explanation, monkeypatch, "--host-rate", "25") == 2
+    assert "--host-rate 25: it counts in the time of a step" in capsys.readouterr().err
+    with pytest.raises(SpmdZeroUsageError, match=r"host_rate=25.0: bytes per second"):
+        spmdzero.explain(Net(), config(), torch.ones(8, WIDTH), host_rate=25.0)
     assert duration("30ms") == duration("0.03s") == duration("30000us") == pytest.approx(0.03)
     for text in ("30", "ms", "0ms", "-1s", "3 minutes", "1e-3s"):
         with pytest.raises(SpmdZeroUsageError, match="such as 30ms"):

@@ -5,6 +5,8 @@ from typing import Any
 STEPS = 50
 # A persistence threshold of 100,000 elements would keep all of this model whole.
 ALL_SHARDS = {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}
+_THERE = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+OFFLOADED = {"zero_optimization": ALL_SHARDS["zero_optimization"] | _THERE}
 
 
 def _case(
@@ -30,6 +32,8 @@ CASES: dict[str, dict[str, Any]] = {
     "stage 3, three calls": _case(
         style="three calls", gradient_accumulation_steps=2, bf16={"enabled": True}, **ALL_SHARDS
     ),
+    # Enough steps for captured ones; where programs can, each host has its devices' shards.
+    "offloaded, stage 3": _case(**OFFLOADED) | {"steps": 12},
     "stage 3, two axes": _case(spmd={"mesh": {"data": 2, "fsdp": 4}}, **ALL_SHARDS),
     "two axes": _case(2, spmd={"mesh": {"data": 2, "fsdp": 4}}, dropout=0.25),
 }

@@ -7,6 +7,7 @@
     end: how many steps the run has; goal: how many this start makes at most.
     kind, moment, host: what happens, when, and to which host; nothing where kind is null.
     share: at which part of the moment, from 0 to 1.
+    offload: whether masters and moments rest in the host's memory.
 """
 
 import contextlib
@@ -88,10 +89,14 @@ class Fault:
 
 def engine_of(plan: dict[str, Any]) -> spmdzero.Engine:
     torch.manual_seed(0)
+    rest = "cpu" if plan["offload"] else "none"
     config = {
         "train_batch_size": ROWS,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
-        "zero_optimization": {"stage": plan.get("stage", 2)},
+        "zero_optimization": {
+            "stage": plan.get("stage", 2),
+            "offload_optimizer": {"device": rest},
+        },
         "spmd": {"timeout": TIMEOUT, "min_shard_elements": 16},
     }
     return spmdzero.initialize(model=Model(), config=config)[0]

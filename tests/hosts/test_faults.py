@@ -57,6 +57,7 @@ def plan_of(folder: Path, **more: Any) -> dict[str, Any]:
     return {
         "folder": str(folder / "run"), "log": str(folder / "log"), "tag": None,
         "end": END, "goal": EVERY + 1, "kind": None, "moment": "", "host": 0, "share": 0.0,
+        "offload": False,
     } | more  # fmt: skip
 
 
@@ -236,3 +237,21 @@ def test_a_run_goes_on_after_each_of_many_faults(
     moment: str, kind: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     run_chain(tmp_path, undisturbed, moment, kind, faults=FAULTS)
+
+
+@pytest.mark.slow
+def test_saves_of_states_on_the_host_that_are_killed_lose_nothing_and_go_on_there_and_without(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    draw, chain = random.Random(20), Chain(tmp_path, undisturbed)
+    for number in range(20):
+        chain.start(
+            kind="killed", moment="saving", host=draw.randrange(HOSTS), share=draw.random(),
+            offload=True,
+        )  # fmt: skip
+        if number % 2:
+            # It compares a step's loss, and saves nothing.
+            chain.start(goal=1)
+    chain.start(offload=True)
+    assert notes(tmp_path)[-1] == {"done": True}
+    assert chain.saved() > 0

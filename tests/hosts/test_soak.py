@@ -20,6 +20,7 @@ import pytest
 
 from spmdzero.backend.hosts import processes
 from tests.checkpoint.test_soak import (
+    RESTS,
     TOLERANCE,
     compared,
     largest_difference,
@@ -51,7 +52,10 @@ def soak(minutes: float, seed: int) -> dict[str, Any]:
             count, devices = draw.choice(SHAPES)
             kind = draw.choice(KINDS)
             expected, known = saved_step(folder), len(notes_in(log))
-            words = ("--work", folder, log, 10**9, minutes * 60 / 4000, draw.randrange(3))
+            words = (
+                "--work", folder, log, 10**9, minutes * 60 / 4000, draw.randrange(3),
+                draw.choice(RESTS),
+            )  # fmt: skip
             with hosts(
                 "tests.checkpoint.test_soak", *map(str, words), count=count, devices=devices
             ) as started:

@@ -8,8 +8,9 @@ from tests.hosts.cases import CASES
 from tests.hosts.hosts import run_hosts, told
 
 DEVICES = 8
-# One of each stage, the drawing of random numbers, both styles; the rest takes long.
-QUICK = ("stage 0", "three calls", "two axes", "loader, stage 3")
+# One of each stage, the drawing of random numbers, both styles, the hosts' memory; the rest takes
+# long.
+QUICK = ("stage 0", "three calls", "two axes", "loader, stage 3", "offloaded, stage 3")
 # Sums in another order, in fp32, over 50 steps.
 NEAR = 1e-6
 # fp16's gradients are added up in fp16, 11 bits, by the collectives of a process in another order
@@ -41,6 +42,7 @@ def assert_one_training(hosts: int, names: tuple[str, ...], name: str) -> None:
     # These are sums of thousands of elements.
     assert first[name]["weights"] == pytest.approx(alone[name]["weights"], abs=100 * near, rel=0)
     assert len(set(first[name]["losses"])) > 8
+    assert first[name].get("on_host") == alone[name].get("on_host")
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import spmdzero
-from spmdzero.backend import runtime
+from spmdzero.backend import arrays, runtime
 
 WIDTH, MICRO = 24, 2
 
@@ -119,7 +119,14 @@ def result_of(case: dict[str, Any]) -> dict[str, Any]:
             export(engine, case.get("export"))
     moved = moved_by(engine, case) if "mesh" in case.get("config", {}).get("spmd", {}) else []
     result = {"losses": losses, "weights": sums(engine), "world": engine.dp_world_size}
-    return result | {"moved": moved}
+    return result | {"moved": moved, "on_host": on_host(engine)}
+
+
+def on_host(engine: spmdzero.Engine) -> list[str]:
+    """Names of the tensors of the state that rest in the host's memory."""
+    named = engine.named_tensors()
+    there = zip(named, arrays.are_on_host([*named.values()]), strict=True)
+    return [name for name, rests in there if rests]
 
 
 def sums(engine: spmdzero.Engine) -> dict[str, float]:

@@ -1,14 +1,19 @@
 """States in host memory as the TPU's compiler makes a step of them."""
 
 import importlib.util
+from typing import Any
 
 import pytest
 import torch
 
 import spmdzero
 from spmdzero import Explanation
+from spmdzero.explain import Topology, compile_for_tpu
+from spmdzero.explain._twin import on_each_torus, traced_for_tpu
+from spmdzero.hlo import read_schedule
+from spmdzero.step import _boundary
 from tests.engine.test_stage_3 import ALL, Tied
-from tests.explain.test_stage_3_on_tpu import CONFIG, DEVICES, LENGTH, TPU, WIDTH
+from tests.explain.test_stage_3_on_tpu import CONFIG, DEVICES, LENGTH, WIDTH
 
 pytestmark = [
     pytest.mark.slow,
@@ -17,22 +22,28 @@ pytestmark = [
 CPU = {"device": "cpu"}
 
 
-def explained(**zero: object) -> Explanation:
+@pytest.fixture(autouse=True)
+def _parts_of_a_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States leave the host together for one matrix at a time, and for vectors."""
+    monkeypatch.setattr(_boundary, "_ON_DEVICE", 4 * WIDTH * WIDTH // DEVICES)
+
+
+def explained(tpu: str, *, blocks: int = 2, **zero: Any) -> Explanation:
     with torch.device("meta"):
-        model = Tied(blocks=2, width=WIDTH)
+        model = Tied(blocks=blocks, width=WIDTH)
         rows = torch.empty(DEVICES, LENGTH, dtype=torch.long)
-    config = CONFIG | {"zero_optimization": zero}
-    return spmdzero.explain(model, config, rows, tpu=[TPU], stages=())
+    config = CONFIG | {"zero_optimization": ALL | zero}
+    return spmdzero.explain(model, config, rows, tpu=[tpu], stages=())
 
 
 # Stage, and bytes of an element of a shard: a master and two moments of fp32, a parameter of bf16.
 @pytest.mark.parametrize(("stage", "size"), [(2, 12), (3, 14)])
+@pytest.mark.parametrize("tpu", ["v5e:2x4", "v6e:2x4", "v5p:2x2x2"])
 def test_what_rests_on_the_host_is_aliased_and_leaves_the_devices_peak(
-    stage: int, size: int
+    tpu: str, stage: int, size: int
 ) -> None:
-    zero = ALL | {"stage": stage}
-    plain = explained(**zero)
-    offloaded = explained(**zero, offload_optimizer=CPU, offload_param=CPU)
+    plain = explained(tpu, stage=stage)
+    offloaded = explained(tpu, stage=stage, offload_optimizer=CPU, offload_param=CPU)
     (before,), (after,) = (e.fit_at(stage).compiled for e in (plain, offloaded))
     moved = offloaded.fit_at(stage).plan.host_total
     assert moved == pytest.approx(size * 2 * 8 * WIDTH * WIDTH / DEVICES, rel=0.05)
@@ -43,9 +54,45 @@ def test_what_rests_on_the_host_is_aliased_and_leaves_the_devices_peak(
     assert before.memory.arguments is not None
     assert after.memory.arguments is not None
     assert before.memory.arguments - after.memory.arguments == moved
-    # Some of the states are on the devices at a time, beside what the peak has anyway.
-    assert before.memory.peak - after.memory.peak > 0.9 * moved
+    # The peak is in the backward. On v5p at stage 3 it is in the update, beside one matrix of four.
+    least = 0.74 if (tpu, stage) == ("v5p:2x2x2", 3) else 0.9
+    assert before.memory.peak - after.memory.peak > least * moved
     said = str(offloaded)
     assert "Offloading buys nothing: it fits without" in said
     assert "plan: in host memory" in said
     assert "host memory" not in str(plain)
+    check_time(offloaded, tpu, moved)
+    assert plain.time_on(tpu).host == 0
+
+
+def test_a_few_parts_of_the_states_are_on_the_devices_at_once() -> None:
+    topology = Topology.parse("v5e:2x4")
+    with torch.device("meta"):
+        model = Tied(blocks=8, width=WIDTH)
+    rows = torch.zeros(DEVICES, LENGTH, dtype=torch.long)
+    config = CONFIG | {"zero_optimization": {"stage": 2, "offload_optimizer": CPU}}
+    traced = on_each_torus([topology], lambda: traced_for_tpu(model, config, rows))
+    (program,) = traced[topology.name].programs
+    made = compile_for_tpu(program.annotated, topology, flags={})
+    assert made.hlo is not None
+    held = most = moved = 0
+    leaving = dict[str, int]()
+    for operation in read_schedule(made.hlo):
+        moved += operation.from_host
+        held += operation.from_host - leaving.pop(operation.ends, 0)
+        most = max(most, held)
+        leaving[operation.name] = operation.to_host
+    assert held == 0
+    assert moved == made.memory.host_arguments
+    # One of 16 matrices is updated while another comes or goes.
+    assert most <= 3 / 16 * moved
+
+
+def check_time(explanation: Explanation, tpu: str, moved: int) -> None:
+    """Each state comes and goes once a step, and the chip waits for a part of the time at least."""
+    time = explanation.time_on(tpu)
+    assert (time.from_host, time.to_host) == (moved, moved)
+    assert time.host == pytest.approx(2 * moved / time.host_rate)
+    assert 0 < time.host_exposed < time.host
+    assert time.seconds == pytest.approx(sum(kind.seconds for kind in time.kinds))
+    assert "rest in host memory, for which a step waits " in str(explanation)

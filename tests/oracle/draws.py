@@ -132,6 +132,27 @@ def fp16_without_zero() -> list[Case]:
     return [_case(number, drawn | more) for number, more in enumerate(rest, start=100)]
 
 
+def offloaded() -> list[Case]:
+    """States on the host, which DeepSpeed updates there by DeepSpeedCPUAdam; stage 3 has all there.
+
+    Two micro-batches a step, whose gradients DeepSpeed adds up on the host too.
+    """
+    drawn = {"optimizer": "adamw", "schedule": "decay", "reduction": "mean", "clip": "0.3"}
+    drawn |= {"gas": 2, "groups": True, "frozen": []}
+    there = {"device": "cpu", "pin_memory": True}
+    cases = []
+    for number, stage in enumerate((1, 2, 3) * 2, start=110):
+        case = _case(
+            number, drawn | {"stage": stage, "precision": "bf16" if number > 112 else "fp32"}
+        )
+        zero: dict[str, Any] = {"stage": stage, "offload_optimizer": there}
+        if stage == 3:
+            zero |= {"offload_param": there, "stage3_param_persistence_threshold": 0}
+        config = case.config | {"zero_optimization": zero}
+        cases.append(dataclasses.replace(case, name=f"{case.name}-offloaded", config=config))
+    return cases
+
+
 def to_json(cases: list[Case]) -> str:
     """What the worker reads."""
     return json.dumps([dataclasses.asdict(case) for case in cases])

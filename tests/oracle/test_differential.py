@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 
-from tests.oracle.draws import Case, draw, fp16_without_zero, to_json
+from tests.oracle.draws import Case, draw, fp16_without_zero, offloaded, to_json
 from tests.oracle.peer import ROOT, WORLD, run_ours
 from tests.support.deepspeed import run_ranks
 from tests.support.selected import each, selected
 
 CASES = draw(36, seed=2026)
 WITHOUT_ZERO = fp16_without_zero()
+OFFLOADED = offloaded()
 # With torch's own optimizers: DeepSpeed's are compiled for minutes first.
 SAMPLE = [CASES[2], CASES[9], CASES[11], WITHOUT_ZERO[0]]
 # Two frameworks sum in different orders. Over five steps of this model that stays under 2e-6 in
@@ -52,7 +53,7 @@ def ours(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return json.loads((folder / "result.json").read_text())
 
 
-@pytest.mark.parametrize("case", each([*CASES, *WITHOUT_ZERO], sample=SAMPLE))
+@pytest.mark.parametrize("case", each([*CASES, *WITHOUT_ZERO, *OFFLOADED], sample=SAMPLE))
 def test_a_drawn_config_trains_as_in_deepspeed(
     ours: Results, theirs: list[Results], case: Case
 ) -> None:

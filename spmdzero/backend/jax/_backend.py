@@ -6,8 +6,8 @@ from spmdzero.backend.jax import (
     counters,
     flags,
     host_memory,
-    memory_maps,
     programs,
+    repeats,
     runtime,
 )
 from spmdzero.backend.jax.mesh import DeviceMesh
@@ -31,7 +31,6 @@ JAX = Backend(
     compiler=compiler,
     counters=counters,
     flags=flags,
-    memory_maps=memory_maps,
     mesh=DeviceMesh,
     region=replica_region,
     global_forward=global_forward,
@@ -42,4 +41,5 @@ JAX = Backend(
     recomputed=recomputed,
     recomputed_from_host=recomputed_from_host,
     host_memory=host_memory,
+    repeats=repeats,
 )

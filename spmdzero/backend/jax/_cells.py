@@ -2,11 +2,12 @@
 
 import itertools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from spmdzero._user_line import user_line
 from spmdzero.backend.jax._graph import mark_of
-from spmdzero.backend.jax._values import Op, Space, Value, record
+from spmdzero.backend.jax._operations import MeshOp
+from spmdzero.backend.jax._values import Space, Value, record
 from spmdzero.errors import SpmdZeroRuntimeError
 
 _serial = itertools.count()
@@ -23,8 +24,8 @@ class Cell:
         writes: number of writes so far.
         stride: of the storage that torch believes in; None for a contiguous one.
         same: whether all hosts must have the same value, as of a parameter.
-            home: the operation that brings its values to the host's memory, if it rests there.
-    turned: whether one of its tensors was given another shape or place in the storage.
+        home: the operation that brings its values to the host's memory, if it rests there.
+        turned: whether one of its tensors was given another shape or place in the storage.
     """
 
     __slots__ = (
@@ -34,7 +35,7 @@ class Cell:
     def __init__(self, value: Value, stride: tuple[int, ...] | None = None) -> None:
         self._value, self.writes, self.stride, self.same = value, 0, stride, False
         self.turned = False
-        self.home: Op | None = None
+        self.home: MeshOp | None = None
         self.serial = next(_serial)
         value.holders += 1
         _cells[id(self)] = weakref.ref(self)
@@ -101,14 +102,50 @@ def cells() -> Iterator[Cell]:
             yield cell
 
 
-def pending_values() -> list[Value]:
+class Kept:
+    """Values that no program overwrites as long as this object lives.
+
+    Attributes:
+        values: the values.
+        first: what is done before another program starts, which may compute the values too.
+    """
+
+    def __init__(self, values: Sequence[Value], first: Callable[[], None] | None = None) -> None:
+        self.values, self.first = tuple(values), first
+        self._count(1)
+        _kept.add(self)
+
+    def _count(self, by: int) -> None:
+        for value in self.values:
+            value.holders += by
+
+    def __del__(self) -> None:
+        """Lets programs overwrite the values; see `Cell.__del__` for a Ctrl-C here."""
+        self._count(-1)
+
+    def release(self) -> None:
+        """Does now what the end of this object's life would do."""
+        self._count(-1)
+        self.values = ()
+
+
+_kept: "weakref.WeakSet[Kept]" = weakref.WeakSet()
+
+
+def pending_values(*, but: Kept | None = None) -> list[Value]:
     """Pending values of live tensors, each once, in the order in which they were made.
 
-            A value that was written into a tensor that rests in the host's memory is brought there.
+    Args:
+        but: values for whose sake nothing is done first.
+
+    A value that was written into a tensor that rests in the host's memory is brought there.
 
     Left out are values that come from an input without data, which can't be started, values that
         failed, and values that are computed only on demand.
     """
+    for kept in [*_kept]:
+        if kept is not but and kept.first is not None:
+            kept.first()
     pending = [cell for cell in cells() if cell.value.node is not None]
     for cell in pending:
         if cell.home is not None:

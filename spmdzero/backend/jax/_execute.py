@@ -221,7 +221,25 @@ compilations = Compilations()
 _starting = threading.RLock()
 
 
-def start(roots: Sequence[Value], *, donate: bool = True) -> list[Value]:
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Started:
+    """A program that was started.
+
+    Attributes:
+        program: the program.
+        leaves, shardings: its inputs, and their shardings.
+        donated: numbers of the inputs that were donated.
+        roots: the values that it has computed, in the order of its outputs.
+    """
+
+    program: Executable
+    leaves: list[Value]
+    shardings: list[Any]
+    donated: tuple[int, ...]
+    roots: list[Value]
+
+
+def start(roots: Sequence[Value], *, donate: bool = True) -> Started | None:
     """Computes values, whose arrays are on the devices from then on.
 
     Args:
@@ -230,7 +248,7 @@ def start(roots: Sequence[Value], *, donate: bool = True) -> list[Value]:
             pending may need them then.
 
     Returns:
-        the inputs of the computation.
+        the program of all hosts, None if there was nothing to compute for it.
 
     Raises:
         SpmdZeroRuntimeError: JAX can't lower an operation, or this process is a fork.
@@ -240,17 +258,17 @@ def start(roots: Sequence[Value], *, donate: bool = True) -> list[Value]:
         return _start(roots, donate=donate)
 
 
-def _start(roots: Sequence[Value], *, donate: bool) -> list[Value]:
+def _start(roots: Sequence[Value], *, donate: bool) -> Started | None:
     unique = {id(root): root for root in roots if root.node is not None}
     if not unique:
-        return []
+        return None
     forks.require_none()
     alone = apart(unique.values()) if jax.process_count() > 1 else []
     if alone:
         _start_alone(alone)
     wanted = [root for root in unique.values() if root.node is not None]
     if not wanted:
-        return []
+        return None
     ready = arranged(wanted, compilations.mesh, donate=donate)
     wanted, leaves = [wanted[place] for place in ready.order], ready.leaves
     arrays = [leaf.array for leaf in leaves]
@@ -268,7 +286,13 @@ def _start(roots: Sequence[Value], *, donate: bool) -> list[Value]:
             value.array, value.node = array, None
         for place in ready.donated:
             leaves[place].array = None
-    return leaves
+    return Started(
+        program=program,
+        leaves=leaves,
+        shardings=[array.sharding for array in arrays],
+        donated=ready.donated,
+        roots=wanted,
+    )
 
 
 def _start_alone(wanted: Sequence[Value]) -> None:

@@ -17,9 +17,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from spmdzero.backend.jax import _own
 from spmdzero.backend.jax._graph import Graph, Slot, Step
 from spmdzero.backend.jax._lowered import lowered
-from spmdzero.backend.jax._memory import FETCH, ON_DEVICE, ON_HOST, rests_on_host
+from spmdzero.backend.jax._memory import ON_DEVICE, ON_HOST, rests_on_host
 from spmdzero.backend.jax._numbers import as_taken
-from spmdzero.backend.jax._operations import KEEP_ON_HOST
+from spmdzero.backend.jax._operations import FETCH, KEEP_ON_HOST
 from spmdzero.backend.jax._trees import found, swapped
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.jax._versions import moved

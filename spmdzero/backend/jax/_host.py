@@ -143,7 +143,8 @@ def compute(value: Value) -> None:
         generator.advance()
         return
     # Traced values stay pending, because they would otherwise be missing from the program.
-    leaves = start([value], donate=False)
+    started = start([value], donate=False)
+    leaves = started.leaves if started is not None else []
     for uploads in traffic.uploads:
         if all(leaf.serial in uploads for leaf in leaves):
             uploads.add(value.serial)

@@ -84,5 +84,7 @@ class MeshOp:
 
 KEEP_ON_HOST = "keep on the host"
 """In the key of an operation whose result is in the host's memory."""
+FETCH = "fetch"
+"""In the key of an operation that takes what is in the host's memory as it is."""
 
 identity = MeshOp(("identity",), lambda x: x)

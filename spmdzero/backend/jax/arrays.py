@@ -101,6 +101,12 @@ def is_kept_beside(memory: "weakref.ref[Value]", tensor: torch.Tensor) -> bool:
     return value is not None and value is not value_of(tensor) and value.holders > 0
 
 
+def shapes_of(tensors: Sequence[torch.Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of each tensor."""
+    # Ask the values, which know them; torch would ask the tensor's class.
+    return [(value.shape, value.dtype) for value in map(value_of, tensors)]
+
+
 def forms_of(tensors: Sequence[torch.Tensor]) -> list[Form]:
     """Shape, dtype and sharding of each tensor."""
     # Ask the values, which know shape and dtype; torch would ask the tensor's class.
@@ -209,5 +215,5 @@ __all__ = [
     "PARAMETER", "are_on_host", "are_pending", "attributes", "buffer_handles", "fresh",
     "inner", "is_kept_beside", "is_mine", "is_split",
     "local_replicas", "local_shapes", "local_shards", "local_slices", "memory_of", "read",
-    "replace", "set_value", "sharding_of", "value_ids", "write_stamp",
+    "replace", "set_value", "shapes_of", "sharding_of", "value_ids", "write_stamp",
 ]  # fmt: skip

@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import torch
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as JaxSpec
 
-from spmdzero.backend.jax import _memory
 from spmdzero.backend.jax._dispatch import own_value, value_of
-from spmdzero.backend.jax._operations import KEEP_ON_HOST, MeshOp
+from spmdzero.backend.jax._memory import ON_DEVICE, ON_HOST
+from spmdzero.backend.jax._operations import FETCH, KEEP_ON_HOST, MeshOp
 from spmdzero.backend.jax._tensor import LazyTensor, over
-from spmdzero.backend.jax._values import record
+from spmdzero.backend.jax._values import Space, record
 from spmdzero.backend.jax._versions import moved, moves_to_host
 from spmdzero.backend.jax.mesh import DeviceMesh
 from spmdzero.backend.protocols._mesh import Mesh, PartitionSpec
@@ -25,7 +28,14 @@ def keep(mesh: Mesh, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
     assert isinstance(mesh, DeviceMesh)
     assert isinstance(tensor, LazyTensor)
     spec = tuple(spec or (None,) * tensor.dim())
-    tensor.cell.home = _memory.keep(spec, mesh.devices, mesh.key)
+    sharding = NamedSharding(mesh.devices, JaxSpec(*spec), memory_kind=ON_HOST)
+
+    def kept(array: jax.Array) -> jax.Array:
+        split = jax.lax.with_sharding_constraint(array, sharding.with_memory_kind(ON_DEVICE))
+        return jax.device_put(split, sharding)
+
+    key = ("mark", spec, ON_HOST, *mesh.key)
+    tensor.cell.home = MeshOp(key, kept, Space.GLOBAL, spec, mesh.devices, ON_HOST)
     return mesh.mark(tensor, spec)
 
 
@@ -38,10 +48,44 @@ def fetch(
 ) -> list[torch.Tensor]:
     """The same in the devices' memory: they leave the host's once `after` is computed."""
     assert isinstance(mesh, DeviceMesh)
-    op = _memory.fetch([tuple(spec) for spec in specs], mesh.devices, mesh.key)
+    shardings = [mesh.sharding(spec).with_memory_kind(ON_DEVICE) for spec in specs]
+
+    def fetched(*arrays: jax.Array) -> list[jax.Array]:
+        if len(arrays) > len(shardings):
+            # Copies from the host need nothing, and would all begin at the start of the program.
+            arrays = jax.lax.optimization_barrier(arrays)
+        return [jax.device_put(a, to) for a, to in zip(arrays, shardings, strict=False)]
+
+    key = (FETCH, tuple(tuple(spec) for spec in specs), *mesh.key)
+    op = MeshOp(key, fetched, Space.GLOBAL, mesh=mesh.devices)
     values = tuple([own_value(tensor) for tensor in (*tensors, *after)])
     forms = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
     return [over(value) for value in record(op, values, {}, forms)]
+
+
+@functools.cache
+def programs_reach(mesh: jax.sharding.Mesh) -> bool:
+    """Whether a program of these devices can leave its results in the host's memory.
+
+    The smallest program that does so is compiled: XLA's CPU compiler of jax 0.7.1 says that it has
+    such memory and fails.
+    """
+    device = mesh.local_devices[0]
+    if ON_HOST not in {memory.kind for memory in device.addressable_memories()}:
+        return False
+    if device.default_memory().kind != ON_DEVICE:
+        return False
+    kept = NamedSharding(mesh, JaxSpec(mesh.axis_names), memory_kind=ON_HOST)
+    given = jax.ShapeDtypeStruct((mesh.size, 8), jnp.float32, sharding=kept)
+
+    def doubled(x: jax.Array) -> jax.Array:
+        return jax.device_put(x, kept.with_memory_kind(ON_DEVICE)) * 2
+
+    try:
+        jax.jit(doubled, out_shardings=kept, donate_argnums=0).lower(given).compile()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 def missing() -> str:

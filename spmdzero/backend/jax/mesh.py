@@ -13,7 +13,7 @@ import torch
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as JaxSpec
 
-from spmdzero.backend.jax import _host, _memory, _own
+from spmdzero.backend.jax import _host, _own
 from spmdzero.backend.jax._across import JaxAcross
 from spmdzero.backend.jax._cells import require_same
 from spmdzero.backend.jax._dispatch import own_value, value_of
@@ -91,7 +91,8 @@ class DeviceMesh:
         spec = tuple(spec or (None,) * tensor.dim())
         assert isinstance(tensor, LazyTensor)
         value, home = value_of(tensor), tensor.cell.home
-        op = self._constraint(spec) if home is None else _memory.keep(spec, self.devices, self.key)
+        op = self._constraint(spec) if home is None else home
+        assert op.spec == spec
         self._keep_same(tensor)
         marked = mark_of(value)
         if marked is not None and marked.key == op.key:

@@ -13,7 +13,7 @@ from spmdzero.backend._traced import is_tracing_only, on_torus, traced, tracing_
 from spmdzero.backend.chips._chips import has_tpu_chips
 from spmdzero.backend.chips._torus import Torus
 from spmdzero.backend.hosts._watching import waiting
-from spmdzero.backend.jax import _cluster, _memory
+from spmdzero.backend.jax import _cluster
 from spmdzero.backend.jax._cells import cells, pending_values
 from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._execute import start as start_values
@@ -22,6 +22,7 @@ from spmdzero.backend.jax._forked import forks
 from spmdzero.backend.jax._generator import generator
 from spmdzero.backend.jax._slice import devices_by_host, torus_of
 from spmdzero.backend.jax._tensor import DEVICE
+from spmdzero.backend.jax.host_memory import programs_reach
 from spmdzero.backend.jax.mesh import DeviceMesh
 from spmdzero.errors import SpmdZeroRuntimeError
 from spmdzero.plan import MeshSpec
@@ -162,7 +163,7 @@ def host_memory() -> bool:
     start()
     if program_platform() != platform():
         return program_platform() == "TPU"
-    return _memory.programs_reach(compilations.mesh)
+    return programs_reach(compilations.mesh)
 
 
 def program_torus() -> Torus | None:

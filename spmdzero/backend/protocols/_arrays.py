@@ -78,6 +78,11 @@ class Arrays(Protocol):
     def sharding_of(self, tensor: torch.Tensor) -> str:
         """The sharding of `tensor` as HLO writes it, ``''`` where it has none."""
 
+    def shapes_of(
+        self, tensors: Sequence[torch.Tensor]
+    ) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of each tensor."""
+
     def forms_of(self, tensors: Sequence[torch.Tensor]) -> list[Form]:
         """The form of each tensor, for which programs are compiled."""
 

@@ -10,8 +10,9 @@ from spmdzero.backend.protocols._arrays import Arrays
 from spmdzero.backend.protocols._compiler import Compiler
 from spmdzero.backend.protocols._host_memory import HostMemory
 from spmdzero.backend.protocols._mesh import Mesh, Reduction
-from spmdzero.backend.protocols._programs import Counters, Flags, MemoryMaps, Programs
+from spmdzero.backend.protocols._programs import Counters, Flags, Programs
 from spmdzero.backend.protocols._region import Forward, Region
+from spmdzero.backend.protocols._repeats import Repeats
 from spmdzero.backend.protocols._runtime import Runtime
 from spmdzero.plan import MeshSpec
 
@@ -23,7 +24,7 @@ class Backend:
     Attributes:
         name: of the backend, and of the package that it uses.
         device_type: torch's name for the devices: of `tensor.device.type`, and for autocast.
-        runtime, arrays, programs, compiler, counters, flags, memory_maps: see their protocols.
+        runtime, arrays, programs, compiler, counters, flags: see their protocols.
         mesh: makes the devices of a `MeshSpec`.
         region: makes the `Region` that runs a module once per device. Arguments: `mesh`, `module`
             (its parameters and buffers live on the mesh, replicated), `sink`, `rules`, `autocast`
@@ -49,6 +50,7 @@ class Backend:
         recomputed_from_host: does what `recomputed` does, and keeps the inputs in the host's memory
             until backward; a log line says so if they stay on the devices.
         host_memory: the host's memory; None for a backend that can't use it.
+        repeats: starts known programs again; None for a backend that records each step.
     """
 
     name: str
@@ -59,7 +61,6 @@ class Backend:
     compiler: Compiler
     counters: Counters
     flags: Flags
-    memory_maps: MemoryMaps
     mesh: Callable[[MeshSpec], Mesh]
     region: Callable[..., Region]
     global_forward: Callable[..., Forward]
@@ -70,3 +71,4 @@ class Backend:
     recomputed: Callable[..., Any]
     recomputed_from_host: Callable[..., Any]
     host_memory: HostMemory | None = None
+    repeats: Repeats | None = None

@@ -156,16 +156,3 @@ class Flags(Protocol):
         Raises:
             SpmdZeroRuntimeError: a program was compiled before, without the folder.
         """
-
-
-class MemoryMaps(Protocol):
-    """Memory maps of this process: each program compiled for the CPU takes some."""
-
-    def limit(self) -> int | None:
-        """Number of memory maps that Linux allows this process; None without such a limit."""
-
-    def count(self) -> int:
-        """Number of memory maps in use."""
-
-    def make_room(self) -> int:
-        """Discards programs when memory maps run out; returns how many others that compiled."""

@@ -14,7 +14,6 @@ from spmdzero.backend.torch_xla import (
     compiler,
     counters,
     flags,
-    memory_maps,
     programs,
     runtime,
 )
@@ -30,7 +29,6 @@ TORCH_XLA = Backend(
     compiler=compiler,
     counters=counters,
     flags=flags,
-    memory_maps=memory_maps,
     mesh=DeviceMesh,
     region=replica_region,
     global_forward=global_forward,

@@ -89,6 +89,11 @@ def backward(tensors: Any, grads: Any = None, **named: Any) -> None:
     torch.autograd.backward(tensors, grads, **named)
 
 
+def shapes_of(tensors: Sequence[torch.Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of each tensor."""
+    return [(tensor.shape, tensor.dtype) for tensor in tensors]
+
+
 def forms_of(tensors: Sequence[torch.Tensor]) -> list[Form]:
     """Shape, dtype and sharding of each tensor."""
     shapes, dtypes = [t.shape for t in tensors], [t.dtype for t in tensors]

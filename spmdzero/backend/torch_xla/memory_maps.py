@@ -5,32 +5,22 @@ the next program's code has no place. torch_xla keeps the latest 2,048 programs.
 """
 
 import os
-from pathlib import Path
 
 import torch
+import torch_xla.debug.metrics as met
 import torch_xla.runtime as xr
 
+from spmdzero._logging import log_once
+from spmdzero.backend._memory_maps import count, limit
 from spmdzero.backend.torch_xla import _private
 from spmdzero.backend.torch_xla._environment import environment_variable
 
 _VARIABLE = "XLA_COMPILATION_CACHE_SIZE"
-_LIMIT = Path("/proc/sys/vm/max_map_count")
-_OWN = Path("/proc/self/maps")
 # Number of programs that torch_xla keeps by default.
 _DEFAULT = 2048
 # Most programs take less: 40 to 130 in this project's tests, 410 for a network of 15 convolutions
 # with its backward. `make_room` handles the rest.
 _OF_A_PROGRAM = 256
-
-
-def limit() -> int | None:
-    """Number of memory maps that this process may have; None without such a limit."""
-    return int(_LIMIT.read_text()) if _LIMIT.exists() else None
-
-
-def count() -> int:
-    """Number of memory maps that this process has; takes about a microsecond for each."""
-    return _OWN.read_bytes().count(b"\n")
 
 
 def bound_cache() -> None:
@@ -55,21 +45,29 @@ def bound_cache() -> None:
 
 
 _capacity: int | None = None
-_fillers = 0
+# Numbers of programs that were compiled to make room, and of all programs at the latest look.
+_fillers = _seen = 0
 
 
-def make_room() -> int:
+def fillers() -> int:
+    """Number of programs that `make_room` has compiled."""
+    return _fillers
+
+
+def make_room() -> None:
     """Makes torch_xla discard its least used programs once three quarters of the maps are taken.
 
     There is no call for this: each small program that is compiled here takes the place of one. A
-    discarded program that is still needed is compiled again.
-
-    Returns how many programs it compiled, 0 where there was room or the devices are no CPUs.
+    discarded program that is still needed is compiled again. It looks only if something was
+    compiled since the latest look, and only on CPUs.
     """
-    global _fillers
-    allowed = limit()
+    global _fillers, _seen
+    compiled = (met.metric_data("CompileTime") or (0,))[0]
+    if compiled == _seen:
+        return
+    _seen, allowed = compiled, limit()
     if allowed is None or xr.device_type() != "CPU" or count() < allowed * 3 // 4:
-        return 0
+        return
     capacity = _capacity or int(os.environ.get(_VARIABLE) or _DEFAULT)
     before = _fillers
     # The first programs fill the free places of torch_xla's cache.
@@ -78,4 +76,7 @@ def make_room() -> int:
     ):
         _fillers += 1
         _private.compile_pending([torch.zeros(_fillers, 1, 1, device="xla")])
-    return _fillers - before
+    log_once(
+        "compiled programs had taken three quarters of the memory maps that Linux lets a process "
+        "have (vm.max_map_count), so the least used ones were let go of"
+    )

@@ -139,6 +139,7 @@ def program_torus() -> Torus | None:
 def sync() -> None:
     """Compiles the pending program, unless it is compiled, and starts it on the devices."""
     if not traced.only:
+        memory_maps.make_room()
         torch_xla.sync()
 
 

@@ -130,8 +130,9 @@ def stage_3(scale: Scale) -> Iterator[str]:
         "Parameters are shards between steps, gathered where they are used, in the forward and\n"
         "again in the backward, which is the wire of 3 passes over them. By hand it is JAX's\n"
         "rematerialisation that gathers them again. XLA on the CPU joins both gathers: it keeps\n"
-        "what was gathered, and has the wire of 2. FSDPv2 only annotates the weights: GSPMD may\n"
-        "move activations instead, which are smaller than the weights in these batches.\n"
+        "what was gathered, and has the wire of 2. FSDPv2 only annotates the weights: GSPMD\n"
+        "gathers some, and for others moves activations by all-to-alls, which are smaller in these "
+        "batches.\n"
     )
     for model, count, steps in (
         (scale.wide, 2, scale.wide_steps),

@@ -1,0 +1,195 @@
+"""Steps of the three calls whose program is started again, with only their beginning recorded."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import spmdzero
+from spmdzero.backend import current
+from tests.engine.captured import assert_same_state, batches, make_engine, three_calls, twins
+
+pytestmark = pytest.mark.skipif(current().repeats is None, reason="this backend records every step")
+STEPS = 8
+Between = Callable[[spmdzero.Engine, torch.Tensor, int], Any]
+
+
+def run(engine: spmdzero.Engine, between: Between, factor: Callable[[int], float]) -> list[float]:
+    """The losses of `STEPS` steps, with `between` called after each backward."""
+    torch.manual_seed(1)
+    losses = []
+    for step, (x,) in enumerate(batches(STEPS * engine.gradient_accumulation_steps())):
+        loss = engine(x) * factor(step)
+        engine.backward(loss)
+        between(engine, loss, step)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+def nothing(engine: spmdzero.Engine, loss: torch.Tensor, step: int) -> None:
+    pass
+
+
+def compare(
+    between: Between = nothing, factor: Callable[[int], float] = lambda _: 2.0, **more: Any
+) -> int:
+    """Compares with steps that are traced; returns how many programs were started again."""
+    traced, folded = twins(**more)
+    assert run(traced, between, factor) == run(folded, between, factor)
+    assert_same_state(traced, folded)
+    assert folded.folding.traced == 0
+    return folded.folding.ends.repeated
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"bf16": {"enabled": True}, "gradient_clipping": 0.5},
+        {"fp16": {"enabled": True, "initial_scale_power": 40}},
+        {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}},
+        {"zero_optimization": {"stage": 0}},
+    ],
+    ids=["fp32", "bf16", "fp16", "stage 3", "stage 0"],
+)
+def test_all_steps_but_the_first_two_start_a_known_program(more: dict[str, Any]) -> None:
+    assert compare(**more) >= STEPS - 3
+
+
+def test_micro_batches_within_a_step_have_a_program_of_their_own() -> None:
+    # Each of both has two micro-batches to learn from.
+    assert compare(gradient_accumulation_steps=2) >= 2 * STEPS - 6
+
+
+def test_nothing_is_compiled_twice() -> None:
+    engine = make_engine()
+    three_calls(engine, STEPS)
+    assert engine.folding.ends.repeated >= STEPS - 3
+    assert sum(c.count for c in engine.programs.compilations) == 1
+
+
+def test_another_operation_of_the_script_has_another_program() -> None:
+    # Three factors, of which each comes back.
+    repeated = compare(factor=lambda step: 1.0 + (step // 3))
+    assert 0 < repeated < STEPS
+
+
+def test_a_parameter_that_is_written_before_step_is_used_as_written() -> None:
+    def halve(engine: spmdzero.Engine, loss: torch.Tensor, step: int) -> None:
+        if step >= 4:
+            with torch.no_grad():
+                next(engine.module.parameters()).mul_(0.5)
+
+    assert compare(halve) >= 1
+
+
+def test_a_parameter_that_is_replaced_by_its_data_is_used() -> None:
+    def assign(engine: spmdzero.Engine, loss: torch.Tensor, step: int) -> None:
+        weight = next(engine.module.parameters())
+        if step == 5:
+            weight.data = weight.detach().clone() * 0.5
+
+    assert compare(assign) >= 1
+
+
+def test_a_gradient_that_is_read_is_that_of_the_traced_step() -> None:
+    norms: list[float] = []
+
+    def read(engine: spmdzero.Engine, loss: torch.Tensor, step: int) -> None:
+        grad = next(engine.module.parameters()).grad
+        assert grad is not None
+        norms.append(grad.norm().item())
+
+    compare(read)
+    assert norms[:STEPS] == norms[STEPS:]
+
+
+def test_a_gradient_that_is_written_counts() -> None:
+    def clip(engine: spmdzero.Engine, loss: torch.Tensor, step: int) -> None:
+        for parameter in engine.module.parameters():
+            assert parameter.grad is not None
+            parameter.grad.mul_(0.25)
+
+    compare(clip)
+
+
+def test_gradients_that_are_dropped_before_step_are_zero() -> None:
+    def drop(engine: spmdzero.Engine, loss: torch.Tensor, step: int) -> None:
+        if step == 5:
+            engine.module.zero_grad()
+            engine.backward(engine(torch.ones(16, 4, 16)))
+
+    compare(drop)
+
+
+def test_a_loss_that_is_read_before_step_has_the_gradients_recorded() -> None:
+    read: list[float] = []
+
+    def item(engine: spmdzero.Engine, loss: torch.Tensor, step: int) -> None:
+        read.append(loss.item())
+
+    assert compare(item) == 0
+    assert read[:STEPS] == read[STEPS:]
+
+
+def test_a_second_backward_joins_the_first() -> None:
+    def again(engine: spmdzero.Engine, loss: torch.Tensor, step: int) -> None:
+        engine.backward(engine(torch.ones(16, 4, 16)))
+
+    compare(again)
+
+
+def test_what_the_script_holds_of_the_state_stays_as_it_is() -> None:
+    engine = make_engine()
+    three_calls(engine, 4)
+    weight = next(engine.module.parameters())
+    follows, stays = weight.detach(), weight.detach().clone()
+    before = weight.detach().cpu()
+    # The first of these steps computes the clone too.
+    three_calls(engine, 1, first=4)
+    repeated = engine.folding.ends.repeated
+    three_calls(engine, 2, first=5)
+    assert engine.folding.ends.repeated == repeated + 2
+    assert torch.equal(stays.cpu(), before)
+    assert torch.equal(follows.cpu(), weight.detach().cpu())
+    assert not torch.equal(follows.cpu(), before)
+
+
+def test_states_that_are_cleared_start_anew() -> None:
+    def clear(engine: spmdzero.Engine, loss: torch.Tensor, step: int) -> None:
+        if step == 5:
+            engine.optimizer.state.clear()
+
+    assert compare(clear) >= 1
+
+
+def test_a_frozen_group_and_other_numbers_of_groups_are_followed() -> None:
+    def change(engine: spmdzero.Engine, loss: torch.Tensor, step: int) -> None:
+        (group,) = engine.optimizer.param_groups
+        group["lr"] = 1e-2 / (step + 1)
+        group["weight_decay"] = 0.1 * (step > 4)
+
+    assert compare(change) >= STEPS - 4
+
+
+def test_retrace_has_every_program_learned_again() -> None:
+    engine = make_engine()
+    three_calls(engine, 5)
+    repeated = engine.folding.ends.repeated
+    engine.retrace()
+    three_calls(engine, 1, first=5)
+    assert engine.folding.ends.repeated == repeated
+    three_calls(engine, 3, first=6)
+    assert engine.folding.ends.repeated > repeated
+
+
+def test_an_output_that_the_script_keeps_is_computed() -> None:
+    kept: list[torch.Tensor] = []
+
+    def keep(engine: spmdzero.Engine, loss: torch.Tensor, step: int) -> None:
+        kept.append(loss.detach() * 3)
+
+    assert compare(keep) >= STEPS - 3
+    assert [k.item() for k in kept[:STEPS]] == [k.item() for k in kept[STEPS:]]
