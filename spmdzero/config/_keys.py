@@ -88,6 +88,12 @@ NO_MEANING: dict[str, str] = dict(
 )
 """Key that is accepted and has no effect under SPMD -> the reason."""
 
+WITHIN_HALVES = (
+    '"spmd": {"mesh": {"data": 2, "fsdp": -1}} shards parameters and states within halves of the '
+    "devices, and gathers within them"
+)
+_MICS = f"DeepSpeed removed MiCS in 0.19.8; {WITHIN_HALVES}"
+
 REMOVED: dict[str, str] = {
     "amp": "DeepSpeed removed Apex AMP in 0.19.8",
     "compression_training": "DeepSpeed removed its compression library in 0.19.8",
@@ -104,8 +110,8 @@ REMOVED: dict[str, str] = {
     "quantize_training": "DeepSpeed removed the mixture of quantisation in 0.19.8",
     "sparse_attention": "DeepSpeed removed sparse attention in 0.19.8",
     "sparse_gradients": "DeepSpeed removed compressed embedding gradients in 0.19.8",
-    "zero_optimization.mics_hierarchical_params_gather": "DeepSpeed removed MiCS in 0.19.8",
-    "zero_optimization.mics_shard_size": "DeepSpeed removed MiCS in 0.19.8",
+    "zero_optimization.mics_hierarchical_params_gather": _MICS,
+    "zero_optimization.mics_shard_size": _MICS,
     "zero_optimization.zeropp_loco_param": "DeepSpeed removed LoCo-ZeRO++ in 0.19.8",
 }
 """Key that DeepSpeed 0.19.8 refuses -> DeepSpeed's reason; accepted while it is off."""

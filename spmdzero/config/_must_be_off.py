@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from spmdzero.config._keys import WITHIN_HALVES
+
 
 @dataclass(frozen=True, kw_only=True)
 class OffValue:
@@ -44,6 +46,7 @@ _ENABLED = {"enabled": False}
 _ONE_PARALLELISM = "spmdzero shards the states of data parallelism and knows no other parallelism"
 _GATHERED = "parameters are gathered in their own dtype, or in autocast's"
 _COLLECTIVES = "collectives run in fp32, bf16 or fp16"
+_HALF_AS_WIDE = 'Remove the key; "bf16": {"enabled": true} halves what is gathered of fp32.'
 _COMM_DTYPE = 'Remove the key; "communication_data_type": "bf16" halves what is sent.'
 
 _PRECISION: dict[str, OffValue | OffSection] = {
@@ -83,11 +86,11 @@ _ZERO: dict[str, OffValue | OffSection] = {
     "zero_hpz_partition_size": OffValue(
         off=1,
         reason="a parameter has one partition, over the mesh axis fsdp",
-        fix='Remove the key; "spmd": {"mesh": {"data": 2, "fsdp": -1}} shards within halves.',
+        fix=f"Remove the key; {WITHIN_HALVES}.",
     ),
     "zero_quantized_gradients": OffValue(reason=_COLLECTIVES, fix=_COMM_DTYPE),
-    "zero_quantized_nontrainable_weights": OffValue(reason=_GATHERED),
-    "zero_quantized_weights": OffValue(reason=_GATHERED),
+    "zero_quantized_nontrainable_weights": OffValue(reason=_GATHERED, fix=_HALF_AS_WIDE),
+    "zero_quantized_weights": OffValue(reason=_GATHERED, fix=_HALF_AS_WIDE),
 }
 
 _PARALLELISM: dict[str, OffValue | OffSection] = {

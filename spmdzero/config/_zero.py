@@ -63,7 +63,7 @@ class ZeroConfig(DeepSpeedSection):
 
     Attributes:
         stage: 0 shards nothing, 1 the optimizer state, 2 also the gradient between micro-batches, 3
-            also the parameters, on the JAX backend.
+            also the parameters.
         cpu_offload: an older spelling of ``"offload_optimizer": {"device": "cpu"}``.
         cpu_offload_param: an older spelling of ``"offload_param": {"device": "cpu"}``.
         stage3_param_persistence_threshold: at stage 3, parameters with at most this number of

@@ -20,7 +20,7 @@ from spmdzero.engine._reports import WallClock
 from spmdzero.engine._schedule import require_metrics
 from spmdzero.engine._step_end import StepEnd
 from spmdzero.errors import SpmdZeroUsageError, UsageAssertionError
-from spmdzero.state._still_placed import naming_what_left
+from spmdzero.state._still_placed import FrozenShards, naming_what_left
 from spmdzero.state._training import Training
 from spmdzero.step._numbers import loss_scale_number
 from spmdzero.step._optimizer import ZeroOptimizer
@@ -35,7 +35,7 @@ _TRANSFORMED = (
 
 
 class ThreeCalls:
-    """Trains by forward, backward and step; holds no state but the watch of backward passes."""
+    """Trains by forward, backward and step; keeps watch of backward passes and of parameters."""
 
     def __init__(
         self,
@@ -49,6 +49,7 @@ class ThreeCalls:
     ) -> None:
         self._training, self._accumulation, self._launching = training, accumulation, launching
         self._folding, self._step_end, self._wall_clock = folding, step_end, wall_clock
+        self._frozen = FrozenShards(training)
         self._needs_scale = training.spmd_config.fp16.enabled and training.optimizer is not None
         self._watch = BackwardWatch(
             region=training.region,
@@ -98,8 +99,9 @@ class ThreeCalls:
             return self.forward_placed(*self.place_inputs(args, kwargs))
 
     def place_inputs(self, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Places the inputs of a forward on the devices."""
+        """Places the inputs of a forward on the devices; frozen parameters are at rest then."""
         training = self._training
+        self._frozen.put_back()
         if training.spmd_config.fp16.auto_cast:
             args, kwargs = map_tensors((args, kwargs), lambda _, tensor: to_half(tensor))
         return training.placer(args, kwargs, training=training.module.training)

@@ -1,9 +1,11 @@
-"""Checks that an engine's module is still where the engine has put it."""
+"""Checks that an engine's module is still where the engine has put it, and puts back shards."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator
 
-from spmdzero.backend import arrays
+import torch
+
+from spmdzero.backend import Form, arrays, compiler
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.state._training import Training
 
@@ -60,3 +62,48 @@ def naming_what_left(training: Training) -> Iterator[None]:
     except Exception:
         require_placed(training)
         raise
+
+
+class FrozenShards:
+    """Has frozen parameters that rest as shards do so again after a script has written them.
+
+    A value that is written between two steps, as by `weight.data.fill_(0)`, is computed whole on
+    every device. A step leaves the parameters that it trains as shards, and frozen ones as they
+    are.
+
+    Args:
+        training: a training whose parameters are at rest.
+    """
+
+    def __init__(self, training: Training) -> None:
+        plan = training.plan
+        self._training = training
+        self._parameters = {
+            name: parameter
+            for name, parameter in training.state.parameters.items()
+            if plan.at_rest(f"parameter/{name}").is_sharded and not plan[name].trainable
+        }
+        self._forms = dict(zip(self._parameters, self._now(self._parameters), strict=True))
+        self._stamps = self._stamped()
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Splits those that were written since the latest call, before a program reads them."""
+        stamps = self._stamped()
+        if stamps == self._stamps:
+            return
+        written = [name for name in stamps if stamps[name] != self._stamps[name]]
+        for name, form in zip(written, self._now(written), strict=True):
+            if form != self._forms[name]:
+                parameter = self._parameters[name]
+                whole = arrays.fresh(parameter)
+                self._training.state.write(f"parameter/{name}", whole, known=parameter)
+        # With a pending write the step that follows would need a different program.
+        compiler.start_pending(self._training.device)
+        self._stamps = self._stamped()
+
+    def _now(self, names: Iterable[str]) -> list[Form]:
+        return arrays.forms_of([self._parameters[name] for name in names])
+
+    def _stamped(self) -> dict[str, Hashable]:
+        return {name: arrays.write_stamp(p) for name, p in self._parameters.items()}

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import spmdzero
-from spmdzero.backend import arrays
+from spmdzero.backend import arrays, current
 from spmdzero.errors import SpmdZeroConfigError
 from spmdzero.inspect import StepLedgers, peak_temporary_bytes
 from spmdzero.plan import Role
@@ -137,8 +137,12 @@ def test_stage_3_trains_as_stage_2(way: str, call: str) -> None:
         engine = engines.start(model(**how), zero_optimization=zero, **more)
         found.append(trained(engine, call, steps=4))
     (two, norm), (three, norm_3) = found
-    # A gathered parameter has the very numbers of a whole one. What XLA fuses around it may
-    # differ, and so the last digits of a sum: of fp32 in all ways, as losses are fp32.
+    if current().name == "jax":
+        # A gathered parameter has the very numbers of a whole one, and all sums have one order.
+        assert (three, norm_3) == (two, norm)
+        return
+    # What XLA fuses around a gather may differ with torch_xla, and so the last digits of a sum: of
+    # fp32 in all ways, as losses are fp32.
     bound = 2e-6 if way in ("fp32", "checkpointed", "recomputed", "two axes") else 2e-3
     assert three == pytest.approx(two, rel=bound)
     assert norm_3 == pytest.approx(norm, rel=10 * bound)
@@ -306,9 +310,12 @@ def test_a_checkpoint_of_one_stage_resumes_in_another(
 
 
 def test_a_global_forward_takes_parameters_whole_and_is_refused() -> None:
-    with pytest.raises(SpmdZeroConfigError, match="stage 3") as caught:
+    with pytest.raises(SpmdZeroConfigError) as caught:
         engines.start(model(), zero_optimization=ALL, spmd={"forward": "global"})
-    assert caught.value.key == "spmd.forward"
+    assert str(caught.value) == (
+        "spmd.forward = 'global': at stage 3 parameters are gathered where the replica region uses "
+        'them. Write "region", or use stage 2.'
+    )
 
 
 @pytest.mark.torch_xla_only

@@ -13,6 +13,8 @@ import spmdzero
 from spmdzero import utils, zero
 from spmdzero.backend import arrays
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
+from spmdzero.inspect import measure
+from spmdzero.plan import Role
 from tests.engine.test_stage_3 import ALL, Tied, batches, model
 from tests.support import engines
 
@@ -181,6 +183,65 @@ def test_what_stage_3_needs_no_telling_says_so(caplog: pytest.LogCaptureFixture)
     assert sum("register_external_parameter" in line for line in said) == 2
     assert sum("z3_leaf" in line for line in said) == 1
     assert utils.get_z3_leaf_modules(module) == list(module.blocks)
+
+
+# -- writes ----------------------------------------------------------------------------------
+
+BLOCKS = [f"blocks.{n}.{part}.weight" for n in (0, 1) for part in ("up", "down")]
+FILLED, COPIED, CUT, SCALED = BLOCKS
+GIVEN = "embed.weight"
+WRITTEN = [*BLOCKS, GIVEN]
+
+
+def overwrite(module: nn.Module) -> None:
+    """Writes each of these weights in another way; one is computed before the next step."""
+    module.get_parameter(FILLED).data.fill_(0.01)
+    module.get_parameter(COPIED).data.copy_(torch.full((64, 256), 0.02))
+    given = module.get_parameter(GIVEN)
+    given.data = torch.full((128, 64), 0.03, device=given.device)
+    module.get_parameter(CUT).data[3:200] = 0.0
+    with torch.no_grad():
+        module.get_parameter(SCALED).mul_(0.5)
+    assert module.get_parameter(FILLED).sum().item() == pytest.approx(0.01 * 64 * 256, rel=1e-4)
+
+
+@pytest.mark.parametrize("call", [engines.one_call, engines.three_calls])
+@pytest.mark.parametrize("trained", [False, True], ids=["frozen", "trained"])
+def test_what_a_script_overwrites_rests_as_shards_again_from_the_next_step_on(
+    trained: bool, call: Callable[..., torch.Tensor]
+) -> None:
+    losses, values = [], []
+    for stage in ({"stage": 2}, ALL):
+        module = model()
+        for name in WRITTEN:
+            module.get_parameter(name).requires_grad_(trained)
+        engine = start(module, zero_optimization=stage)
+        losses.append([call(engine, batch).item() for batch in batches(4)])
+        known = [c.kind for c in engine.programs.compilations]
+        overwrite(engine.module)
+        losses[-1] += [call(engine, batch).item() for batch in batches(2)]
+        values.append({name: p.detach().cpu() for name, p in engine.module.named_parameters()})
+    if call is engines.one_call and not trained:
+        # What was written costs no other program of the step.
+        assert [c.kind for c in engine.programs.compilations] == known
+    assert losses[1] == pytest.approx(losses[0], rel=2e-6)
+    for name in WRITTEN:
+        if not trained:
+            assert torch.equal(values[1][name], values[0][name]), name
+        weight = engine.module.get_parameter(name)
+        assert {s.numel() for s in arrays.local_shards(weight)} == {weight.numel() // 8}, name
+    assert measure(engine)[Role.PARAMETER] == engine.plan.memory()[Role.PARAMETER]
+
+
+def test_what_a_script_overwrites_rests_as_shards_once_it_is_evaluated() -> None:
+    module = model().requires_grad_(False)
+    module.blocks[0].norm.requires_grad_(True)
+    engine = start(module).eval()
+    overwrite(engine.module)
+    with torch.no_grad():
+        assert torch.isfinite(engine(batches(1)[0])).item()
+    assert {*WRITTEN} <= split(engine.module)
+    assert torch.equal(module.get_parameter(FILLED).detach().cpu(), torch.full((256, 64), 0.01))
 
 
 # -- tensors ---------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
     "loader, stage 3": _case(style="loader", **ALL_SHARDS),
     "accumulation, stage 1": _case(1, gradient_accumulation_steps=3),
     "accumulation, stage 2": _case(2, gradient_accumulation_steps=3, dropout=0.25),
+    "accumulation, stage 3": _case(gradient_accumulation_steps=3, dropout=0.25, **ALL_SHARDS),
     "bf16": _case(2, bf16={"enabled": True}),
     "fp16": _case(1, fp16={"enabled": True, "initial_scale_power": 8}),
     "dropout": _case(2, dropout=0.25),
@@ -32,6 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
     "stage 3, three calls": _case(
         style="three calls", gradient_accumulation_steps=2, bf16={"enabled": True}, **ALL_SHARDS
     ),
+    "stage 3, bf16": _case(bf16={"enabled": True}, **ALL_SHARDS),
     # Enough steps for captured ones; where programs can, each host has its devices' shards.
     "offloaded, stage 3": _case(**OFFLOADED) | {"steps": 12},
     "stage 3, two axes": _case(spmd={"mesh": {"data": 2, "fsdp": 4}}, **ALL_SHARDS),

@@ -7,6 +7,7 @@
     end: how many steps the run has; goal: how many this start makes at most.
     kind, moment, host: what happens, when, and to which host; nothing where kind is null.
     share: at which part of the moment, from 0 to 1.
+    stage: of ZeRO, whose parameters all rest as shards at 3.
     offload: whether masters and moments rest in the host's memory.
 """
 
@@ -94,7 +95,8 @@ def engine_of(plan: dict[str, Any]) -> spmdzero.Engine:
         "train_batch_size": ROWS,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
         "zero_optimization": {
-            "stage": plan.get("stage", 2),
+            "stage": plan["stage"],
+            "stage3_param_persistence_threshold": 0,
             "offload_optimizer": {"device": rest},
         },
         "spmd": {"timeout": TIMEOUT, "min_shard_elements": 16},

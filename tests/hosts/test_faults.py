@@ -9,6 +9,7 @@ import dataclasses
 import json
 import random
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,9 @@ ALL = [(moment, kind) for moment, kinds in KINDS.items() for kind in kinds]
 QUICK = [("saving", "killed"), ("training", "silent")]
 FAULTS = 7
 """In a chain."""
+# Every fault in an order that is drawn, and some once more, for this many chains.
+FORTY = [*random.Random(1).sample(ALL, len(ALL)), *random.Random(2).sample(ALL, 40 - len(ALL))]
+PARTS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +48,12 @@ class Undisturbed:
     """A run that nothing happened to.
 
     Attributes:
+        stage: its stage of ZeRO.
         losses: step -> loss.
         checksums: tag -> those of its tensors' pieces.
     """
 
+    stage: int
     losses: dict[int, float]
     checksums: dict[str, Any]
 
@@ -57,7 +63,7 @@ def plan_of(folder: Path, **more: Any) -> dict[str, Any]:
     return {
         "folder": str(folder / "run"), "log": str(folder / "log"), "tag": None,
         "end": END, "goal": EVERY + 1, "kind": None, "moment": "", "host": 0, "share": 0.0,
-        "offload": False,
+        "stage": 2, "offload": False,
     } | more  # fmt: skip
 
 
@@ -84,13 +90,21 @@ def found(tree: Any) -> list[str]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    statuses, said = start(plan_of(folder, goal=END))
+    return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), stage=2)
+
+
+@pytest.fixture(scope="module")
+def undisturbed_shards(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), stage=3)
+
+
+def run_undisturbed(folder: Path, *, stage: int) -> Undisturbed:
+    statuses, said = start(plan_of(folder, goal=END, stage=stage))
     assert statuses == [0, 0], said
     losses = {note["step"]: note["loss"] for note in notes(folder) if "loss" in note}
     tags = [path.name for path in (folder / "run").glob("global_step*")]
     assert len(losses) == END
-    return Undisturbed(losses, {tag: checksums(folder / "run" / tag) for tag in tags})
+    return Undisturbed(stage, losses, {tag: checksums(folder / "run" / tag) for tag in tags})
 
 
 def start(plan: dict[str, Any]) -> tuple[list[int | None], list[str]]:
@@ -164,7 +178,7 @@ class Chain:
     def start(self, **more: Any) -> dict[str, Any]:
         """One start; checks how it ends, and what is there then."""
         before, saved = len(notes(self.folder)), self.saved()
-        plan = plan_of(self.folder, tag=self.tag, **more)
+        plan = self.plan(tag=self.tag, **more)
         statuses, said = start(plan)
         check_end(plan, statuses, said)
         for note in notes(self.folder)[before:]:
@@ -180,6 +194,9 @@ class Chain:
             assert own == self.undisturbed.checksums[newest]
         return plan
 
+    def plan(self, **more: Any) -> dict[str, Any]:
+        return plan_of(self.folder, stage=self.undisturbed.stage, **more)
+
     def saved(self) -> int:
         """The step of the newest checkpoint that a save has returned from."""
         return max((note["saved"] for note in notes(self.folder) if "saved" in note), default=0)
@@ -190,15 +207,15 @@ class Chain:
 
 
 def run_chain(
-    folder: Path, undisturbed: Undisturbed, moment: str, kind: str, *, faults: int, seed: int = 0
+    folder: Path, undisturbed: Undisturbed, faults: Sequence[tuple[str, str]], *, seed: str
 ) -> None:
-    """A run to which this happens so often, and then nothing any more."""
-    draw = random.Random(f"{moment} {kind} {seed}")
+    """A run to which these (moment, kind) happen, one a start, and then nothing any more."""
+    draw = random.Random(seed)
     chain = Chain(folder, undisturbed)
-    if moment == "loading":
+    if any(moment == "loading" for moment, _ in faults):
         # There has to be something; and where it is damaged, another one.
         chain.start(goal=2 * EVERY + 1)
-    for _ in range(faults):
+    for moment, kind in faults:
         if kind == "damaged":
             refuse_damaged(chain, draw)
             chain.start()
@@ -215,8 +232,8 @@ def refuse_damaged(chain: Chain, draw: random.Random) -> None:
     path = chain.folder / "run" / newest
     kept = {file: file.read_bytes() for file in path.glob("tensors-*")}
     damage(path, draw)
-    statuses, said = start(plan_of(chain.folder))
-    check_end(plan_of(chain.folder, kind="damaged"), statuses, said)
+    statuses, said = start(chain.plan())
+    check_end(chain.plan(kind="damaged"), statuses, said)
     chain.tag = f"global_step{int(newest.removeprefix('global_step')) - EVERY}"
     assert all(f"The newest other complete tag is {chain.tag!r}" in text for text in said)
     for file, data in kept.items():
@@ -228,7 +245,7 @@ def refuse_damaged(chain: Chain, draw: random.Random) -> None:
 def test_a_run_goes_on_after_a_fault(
     moment: str, kind: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    run_chain(tmp_path, undisturbed, moment, kind, faults=1)
+    run_chain(tmp_path, undisturbed, [(moment, kind)], seed=f"{moment} {kind}")
 
 
 @pytest.mark.slow
@@ -236,7 +253,15 @@ def test_a_run_goes_on_after_a_fault(
 def test_a_run_goes_on_after_each_of_many_faults(
     moment: str, kind: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    run_chain(tmp_path, undisturbed, moment, kind, faults=FAULTS)
+    run_chain(tmp_path, undisturbed, [(moment, kind)] * FAULTS, seed=f"{moment} {kind}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_run_of_stage_3_goes_on_after_forty_faults(
+    part: int, tmp_path: Path, undisturbed_shards: Undisturbed
+) -> None:
+    run_chain(tmp_path, undisturbed_shards, FORTY[part::PARTS], seed=f"stage 3, {part}")
 
 
 @pytest.mark.slow

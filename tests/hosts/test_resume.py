@@ -58,6 +58,14 @@ def test_a_run_goes_from_two_hosts_to_one_to_four(saved: Saved, tmp_path: Path) 
     assert four == pytest.approx(losses[6:], abs=NEAR, rel=0)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_run_goes_from_one_host_to_two(stage: int, tmp_path: Path) -> None:
+    alone = run(1, stage, save=tmp_path, save_after=3)
+    two = run(2, stage, load=tmp_path, first=3)
+    assert two == pytest.approx(alone[3:], abs=NEAR, rel=0)
+
+
 @pytest.mark.parametrize("format_", ["universal", "deepspeed"])
 def test_the_first_host_writes_for_deepspeed_what_each_holds(saved: Saved, format_: str) -> None:
     native = open_state(saved.folder, "global_step3")

@@ -39,7 +39,9 @@ def assert_one_training(hosts: int, names: tuple[str, ...], name: str) -> None:
     assert first[name]["world"] == DEVICES
     near = NEAR_IN_FP16 if name == "fp16" else NEAR
     assert first[name]["losses"] == pytest.approx(alone[name]["losses"], abs=near, rel=0)
-    # These are sums of thousands of elements.
+    # Each is of thousands of elements, as are the sums of weights.
+    norms = [seen.get("norms", []) for seen in (first[name], alone[name])]
+    assert norms[0] == pytest.approx(norms[1], rel=100 * near)
     assert first[name]["weights"] == pytest.approx(alone[name]["weights"], abs=100 * near, rel=0)
     assert len(set(first[name]["losses"])) > 8
     assert first[name].get("on_host") == alone[name].get("on_host")

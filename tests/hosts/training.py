@@ -111,15 +111,16 @@ def result_of(case: dict[str, Any]) -> dict[str, Any]:
     engine = engine_of(case)
     if "load" in case:
         engine.load_checkpoint(case["load"])
-    losses = []
+    losses, norms = [], []
     for step in range(case.get("first", 0), case["steps"]):
         losses.append(step_of(engine, step, case))
+        norms.append(float(engine.get_global_grad_norm()))
         if step + 1 == case.get("save_after"):
             engine.save_checkpoint(case["save"])
             export(engine, case.get("export"))
     moved = moved_by(engine, case) if "mesh" in case.get("config", {}).get("spmd", {}) else []
     result = {"losses": losses, "weights": sums(engine), "world": engine.dp_world_size}
-    return result | {"moved": moved, "on_host": on_host(engine)}
+    return result | {"norms": norms, "moved": moved, "on_host": on_host(engine)}
 
 
 def on_host(engine: spmdzero.Engine) -> list[str]:

@@ -236,10 +236,6 @@ def _with_zero(**zero: Any) -> Loop:
     return Loop(ROLE, order, accelerator)
 
 
-def _stage_3() -> None:
-    _loop(stage=3, steps=1)
-
-
 def _offload() -> None:
     _with_zero(offload_optimizer={"device": "nvme"})
 
@@ -278,7 +274,7 @@ def _hosts() -> None:
     require_counted(4)
 
 
-_REFUSED = (_stage_3, _offload, _two, _second, _plain_backward, _tensor, _hosts)
+_REFUSED = (_offload, _two, _second, _plain_backward, _tensor, _hosts)
 FEATURES: dict[str, Callable[[Path], dict[str, Any]]] = {
     feature.__name__: feature
     for feature in (

@@ -76,7 +76,7 @@ def test_a_trainer_trains_evaluates_and_saves_as_on_the_cpu(tmp_path: Path) -> N
     # In the same processes: imports take longer than either.
     names = ("main", "dpo_short")
     their_runs = run("plain", tmp_path / "plain", *names)
-    our_runs = run("spmdzero", tmp_path / "ours", *names)
+    our_runs = run("spmdzero", tmp_path / "ours", *names, "pretrained_3")
     # TRL's trainer asks accelerate for collectives first, and joins two batches.
     same_run(our_runs["dpo_short"], their_runs["dpo_short"], "squares")
     ours, plain = our_runs["main"], their_runs["main"]
@@ -88,6 +88,11 @@ def test_a_trainer_trains_evaluates_and_saves_as_on_the_cpu(tmp_path: Path) -> N
     assert ours["reads"][5] == ours["reads"][4]
     assert ours["reads"][6] > ours["reads"][5]
     assert set(ours["compiled"][2:]) == {ours["compiled"][2]}
+    # `HfDeepSpeedConfig` says stage 3: `from_pretrained` reads into shards, which stay them.
+    shards = our_runs["pretrained_3"]
+    assert "error" not in shards, shards["error"]
+    assert (shards["on_host"], shards["whole"]) == ([], [])
+    assert shards["loss"][-1] < shards["loss"][0]
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """States in host memory as the TPU's compiler makes a step of them."""
 
+import collections
 import importlib.util
 from typing import Any
 
@@ -13,7 +14,7 @@ from spmdzero.explain._twin import on_each_torus, traced_for_tpu
 from spmdzero.hlo import read_schedule
 from spmdzero.step import _boundary
 from tests.engine.test_stage_3 import ALL, Tied
-from tests.explain.test_stage_3_on_tpu import CONFIG, DEVICES, LENGTH, WIDTH
+from tests.explain.test_stage_3_on_tpu import CONFIG, DEVICES, LENGTH, TPU, WIDTH
 
 pytestmark = [
     pytest.mark.slow,
@@ -28,11 +29,11 @@ def _parts_of_a_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_boundary, "_ON_DEVICE", 4 * WIDTH * WIDTH // DEVICES)
 
 
-def explained(tpu: str, *, blocks: int = 2, **zero: Any) -> Explanation:
+def explained(tpu: str, *, blocks: int = 2, spmd: Any = None, **zero: Any) -> Explanation:
     with torch.device("meta"):
         model = Tied(blocks=blocks, width=WIDTH)
         rows = torch.empty(DEVICES, LENGTH, dtype=torch.long)
-    config = CONFIG | {"zero_optimization": ALL | zero}
+    config = CONFIG | {"zero_optimization": ALL | zero, "spmd": CONFIG["spmd"] | (spmd or {})}
     return spmdzero.explain(model, config, rows, tpu=[tpu], stages=())
 
 
@@ -63,6 +64,26 @@ def test_what_rests_on_the_host_is_aliased_and_leaves_the_devices_peak(
     assert "host memory" not in str(plain)
     check_time(offloaded, tpu, moved)
     assert plain.time_on(tpu).host == 0
+
+
+def test_a_loop_takes_the_shards_of_its_blocks_from_the_host() -> None:
+    blocks, loop = 4, {"scan": "on", "reduction": "explicit"}
+    plain = explained(TPU, blocks=blocks, spmd=loop)
+    offloaded = explained(TPU, blocks=blocks, spmd=loop, offload_optimizer=CPU, offload_param=CPU)
+    (before,), (after,) = (e.fit_at(3).compiled for e in (plain, offloaded))
+    moved = offloaded.fit_at(3).plan.host_total
+    assert moved == pytest.approx(14 * blocks * 8 * WIDTH * WIDTH / DEVICES, rel=0.05)
+    assert after.memory.host_arguments == after.memory.host_peak == moved
+    assert before.memory.arguments is not None
+    assert after.memory.arguments is not None
+    assert before.memory.arguments - after.memory.arguments == moved
+    # Each turn gathers a block, as without.
+    for found in (plain, offloaded):
+        (program,) = found.moves_on(TPU).programs
+        looped = [c for c in program.ledger.of_role("parameter") if c.turns == blocks]
+        # A stack of matrices has three dims; the wide bias is gathered once.
+        assert collections.Counter(len(c.shape) for c in looped) == {3: 4, 2: 1}
+    assert before.memory.peak - after.memory.peak > 0.9 * moved
 
 
 def test_a_few_parts_of_the_states_are_on_the_devices_at_once() -> None:

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 import spmdzero
+from spmdzero.backend import runtime
 from spmdzero.inspect import CollectiveLedger, peak_temporary_bytes
+from tests.engine.test_offload import CPU, on_host
 from tests.engine.test_stage_3 import ALL, Tied, batches, in_each, model, trained
 from tests.engine.test_stage_3 import WAYS as EVERY_WAY
 from tests.support import engines
@@ -19,8 +21,8 @@ BLOCKS, WIDTH = 4, 64
 LOOP: dict[str, Any] = {"scan": "on", "reduction": "explicit"}
 
 
-def started(stage: int, way: dict[str, Any], of: nn.Module) -> spmdzero.Engine:
-    zero = ALL if stage == 3 else {"stage": stage}
+def started(stage: int, way: dict[str, Any], of: nn.Module, **more: Any) -> spmdzero.Engine:
+    zero = (ALL if stage == 3 else {"stage": stage}) | more
     return engines.start(
         of, **way | {"zero_optimization": zero, "spmd": LOOP | way.get("spmd", {})}
     )
@@ -39,6 +41,18 @@ def test_a_loop_at_stage_3_trains_as_one_at_stage_2(way: str, call: str) -> None
         engine = started(stage, more, model(blocks=BLOCKS, **how))
         found.append(trained(engine, call, steps=3))
     assert found[1] == found[0]
+
+
+@pytest.mark.parametrize("call", [engines.one_call, engines.three_calls])
+def test_a_loop_trains_shards_that_rest_on_the_host_bit_for_bit(call: Any) -> None:
+    losses = []
+    for more in ({}, {"offload_optimizer": CPU, "offload_param": CPU}):
+        engine = started(3, {"bf16": {"enabled": True}}, model(blocks=BLOCKS), **more)
+        losses.append([call(engine, batch).item() for batch in batches(4)])
+    assert losses[1] == losses[0]
+    planned = {name for name in engine.named_tensors() if engine.plan.at_rest(name).on_host}
+    assert on_host(engine) == planned
+    assert ("parameter/blocks.0.up.weight" in planned) == runtime.host_memory()
 
 
 def assert_same_at_both_stages(

@@ -135,13 +135,12 @@ _kept: "weakref.WeakSet[Kept]" = weakref.WeakSet()
 def pending_values(*, but: Kept | None = None) -> list[Value]:
     """Pending values of live tensors, each once, in the order in which they were made.
 
+    A value that was written into a tensor that rests in the host's memory is brought there. Left
+    out are values that come from an input without data, which can't be started, values that failed,
+    and values that are computed only on demand.
+
     Args:
         but: values for whose sake nothing is done first.
-
-    A value that was written into a tensor that rests in the host's memory is brought there.
-
-    Left out are values that come from an input without data, which can't be started, values that
-        failed, and values that are computed only on demand.
     """
     for kept in [*_kept]:
         if kept is not but and kept.first is not None:

@@ -24,9 +24,15 @@ class Chosen:
 
 chosen = Chosen()
 
-# With it, matrix products were wrong on an AMD EPYC (family 25, model 1) with jaxlib 0.7.1:
-# gradients of a GPT of 10 M parameters, from a program's second run on. JAX turns it on by default.
-_WRONG_ON_CPU = "xla_cpu_use_xnnpack"
+_ON_CPU: dict[str, bool | str] = {
+    # With it, matrix products were wrong on an AMD EPYC (family 25, model 1) with jaxlib 0.7.1:
+    # gradients of a GPT of 10 M parameters, from a program's second run on. JAX turns it on by
+    # default.
+    "xla_cpu_use_xnnpack": False,
+    # A newer XLA (jax 0.12) sums all gradients in one operation, for which every device holds all
+    # of them whole until the last one is there. An older one has no such pass.
+    "xla_disable_hlo_passes": "cpu-all-reduce-combiner",
+}
 
 
 def flags_for(name: str, *, chip: str | None = None) -> Mapping[str, str]:
@@ -60,12 +66,17 @@ def of_tpu() -> dict[str, str]:
 @functools.cache
 def of_cpu() -> Mapping[str, bool | str]:
     """Options for the CPU with each program: XLA_FLAGS may be too late, and is inherited."""
-    if _WRONG_ON_CPU in os.environ.get("XLA_FLAGS", ""):
-        return {}
-    options: dict[str, bool | str] = {_WRONG_ON_CPU: False}
+    named = os.environ.get("XLA_FLAGS", "")
+    options = {name: value for name, value in _ON_CPU.items() if name not in named}
+    if _are_known(options):
+        return options
+    return {name: value for name, value in options.items() if _are_known({name: value})}
+
+
+def _are_known(options: Mapping[str, bool | str]) -> bool:
     try:
-        jax.jit(lambda: 0).lower().compile(compiler_options=options)
+        jax.jit(lambda: 0).lower().compile(compiler_options=dict(options))
     except jax.errors.JaxRuntimeError:
-        # A newer XLA has no such option.
-        return {}
-    return options
+        # A newer XLA lacks one of them.
+        return False
+    return True
