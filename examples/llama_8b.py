@@ -28,14 +28,20 @@ class Loss(nn.Module):
         return self.model(input_ids=tokens, labels=tokens).loss
 
 
-def llama_8b(layers: int = 32) -> Loss:
-    """The sizes that Meta's config.json has: 8,030,261,248 parameters."""
+def llama(**sizes: int) -> Loss:
+    """What all sizes of Llama 3.1 have in common, with the sizes of one."""
     config = LlamaConfig(
-        num_hidden_layers=layers, hidden_size=4096, intermediate_size=14336, vocab_size=128256,
-        num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=131072,
-        rms_norm_eps=1e-5, rope_theta=500000.0, rope_scaling=SCALING, use_cache=False,
+        vocab_size=128256, num_key_value_heads=8, max_position_embeddings=131072,
+        rms_norm_eps=1e-5, rope_theta=500000.0, rope_scaling=SCALING, use_cache=False, **sizes,
     )  # fmt: skip
     return Loss(LlamaForCausalLM(config))
+
+
+def llama_8b(layers: int = 32) -> Loss:
+    """The sizes that Meta's config.json has: 8,030,261,248 parameters."""
+    return llama(
+        num_hidden_layers=layers, hidden_size=4096, intermediate_size=14336, num_attention_heads=32
+    )
 
 
 def llama_8b_of_4_layers() -> Loss:

@@ -12,8 +12,8 @@ from spmdzero.hlo._module import Instruction, Module, Shape
 from spmdzero.hlo._tags import ELEMENTWISE, gradient_by_use, tag_of, traced_as
 
 _KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
-_CHANNEL = re.compile(r"\bchannel_id=(\d+)")
-_SUMS = ("all-reduce", "reduce-scatter")
+# Where rows don't fill the chips' tiles libtpu pads a reduce-scatter, and shifts rows afterwards.
+_OF_A_SUM = ("all-reduce", "reduce-scatter", "collective-permute")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,17 +100,17 @@ def _goes_on(module: Module, instruction: Instruction) -> bool:
     Where libtpu fuses a transfer with the compute that hides it, the text repeats the collective in
     the fusion that starts it, in each fusion that computes meanwhile, and in the one that ends it.
     """
-    return "chain_id=" in instruction.attributes and not module.starts_chain(instruction)
+    return bool(instruction.chain) and not module.starts_chain(instruction)
 
 
 def _ends_of_chains(module: Module) -> dict[str, Instruction]:
-    """Maps the channel of a transfer that libtpu fuses with others to the fusion that ends it."""
+    """Maps the chain of a transfer that libtpu fuses with other work to the fusion that ends it."""
     ends: dict[str, Instruction] = {}
     for instruction in module.instructions():
         if 'custom_call_target="AsyncCollectiveDone"' in instruction.attributes:
             for part in module.computations[instruction.computation].values():
-                if found := _CHANNEL.search(part.attributes):
-                    ends |= dict.fromkeys([found[1]], module.callers(part.computation)[0])
+                if part.chain:
+                    ends[part.chain] = module.callers(part.computation)[0]
     return ends
 
 
@@ -128,8 +128,8 @@ def _of_each_operand(
     operands = module.operands(instruction)
     # The last fusion of a chain has the result, and the name under which it was traced.
     held = instruction
-    if module.starts_chain(instruction) and (found := _CHANNEL.search(instruction.attributes)):
-        held = ends.get(found[1], instruction)
+    if module.starts_chain(instruction):
+        held = ends.get(instruction.chain, instruction)
     for index, operand in enumerate(operands):
         element = index if len(operands) > 1 else None
         payload = operand.shapes[0]
@@ -141,7 +141,7 @@ def _of_each_operand(
         shown = "reduce-scatter" if fused else kind
         traced = traced_as(module, held, element)
         role, tensor = tag_of(module, held, traced, operand, element, outputs)
-        if not traced.op_name and kind in _SUMS and math.prod(payload.dims) > 1:
+        if not traced.op_name and kind in _OF_A_SUM and math.prod(payload.dims) > 1:
             role, tensor = gradient_by_use(module, held, element) or (role, tensor)
             # A micro-batch's gradients leave the program as the accumulators to which they are
             # added.

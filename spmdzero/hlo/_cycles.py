@@ -15,8 +15,6 @@ _KERNEL = 'custom_call_target="tpu_custom_call"'
 _STATED = re.compile(r'"cost_estimate":\s*\{([^}]*)\}')
 _SAID = re.compile(r"kernel_metadata=\{(.*?)\}\}")
 _NUMBER = re.compile(r'"(\w+)":\s*"?(-?\d+)')
-# libtpu's transfers that are fused with other work are identified by their channels.
-_CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 _CHAIN_START, _CHAIN_END = (f'custom_call_target="AsyncCollective{x}"' for x in ("Start", "Done"))
 # A dot's batch dims. libtpu spells them as a window of as many places, in which all but one are
 # zeros.
@@ -170,12 +168,12 @@ class _Schedule:
             return True, ""
         if instruction.opcode.endswith("-done"):
             return False, instruction.operands[0]
-        channels = [found[1] for part in fused if (found := _CHANNEL.search(part.attributes))]
+        chains = [part.chain for part in fused if part.chain]
         starts = any(_CHAIN_START in part.attributes for part in fused)
         if starts:
-            self._started |= dict.fromkeys(channels, instruction.name)
+            self._started |= dict.fromkeys(chains, instruction.name)
         ended = any(_CHAIN_END in part.attributes for part in fused)
-        ends = next((self._started[c] for c in channels if c in self._started), "")
+        ends = next((self._started[c] for c in chains if c in self._started), "")
         return starts, ends if ended else ""
 
     def _entered(self, instruction: Instruction) -> tuple[str, ...]:

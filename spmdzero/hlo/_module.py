@@ -13,6 +13,7 @@ _CALLED = re.compile(
 )
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _SOURCE = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
+_CHAIN = re.compile(r'\bchain_id="(\d+)"')
 _ALIAS = re.compile(r"\{[\d, ]*\}: \((\d+), \{([\d, ]*)\}")
 # The same, for an output that is an element of the program's tuple.
 _ALIASED_OUTPUT = re.compile(r"\{(\d+)\}: \(\d+, \{[\d, ]*\}")
@@ -79,6 +80,16 @@ class Instruction:
         """The ``file:line`` that traced the instruction, or an empty string."""
         found = _SOURCE.search(self.attributes)
         return f"{found[1]}:{found[2]}" if found else ""
+
+    @property
+    def chain(self) -> str:
+        """The number of the transfer that libtpu fuses with other work, of which this is a part.
+
+        It is "" for other instructions. Transfers of equal shape share a channel, and have chains
+        of their own.
+        """
+        found = _CHAIN.search(self.attributes)
+        return found[1] if found else ""
 
     @property
     def called(self) -> tuple[str, ...]:

@@ -42,11 +42,18 @@ class Block(nn.Module):
 class Tied(nn.Module):
     """Blocks between an embedding and a head that has its weight: `[rows, length]` -> a loss."""
 
-    def __init__(self, *, blocks: int = 2, width: int = WIDTH, checkpointed: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        blocks: int = 2,
+        width: int = WIDTH,
+        words: int = WORDS,
+        checkpointed: bool = False,
+    ) -> None:
         super().__init__()
-        self.embed = nn.Embedding(WORDS, width)
+        self.embed = nn.Embedding(words, width)
         self.blocks = nn.ModuleList(Block(width, checkpointed=checkpointed) for _ in range(blocks))
-        self.head = nn.Linear(width, WORDS, bias=False)
+        self.head = nn.Linear(width, words, bias=False)
         self.head.weight = self.embed.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -47,7 +47,7 @@ def test_the_tpus_compiler_gathers_bf16_twice_and_keeps_an_eighth_whatever_the_d
     blocks = 4
     (program,) = explained(blocks).moves_on(TPU).programs
     gathers = [c for c in program.ledger.of_role("parameter") if len(c.shape) == 2]
-    # By shape: of gathers that are equal but for their block libtpu gives all one block's name.
+    # By shape; tests/jax_backend/test_stage_3_on_slices.py has them by name.
     counted = collections.Counter(c.shape for c in gathers)
     # The tied table is gathered for the embedding, for the head, and for the head's backward.
     up, down, table = (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (WORDS, WIDTH)

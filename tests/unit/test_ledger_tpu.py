@@ -92,3 +92,36 @@ def test_a_parameter_that_is_gathered_and_copied_in_parts_is_no_leak() -> None:
     # An output of the model is a leak, as are values that the step keeps nothing of.
     (moved,) = CollectiveLedger.from_hlo(PARTS, outputs=["output/logits"]).collectives
     assert moved.role == ""
+
+
+SHIFTED = """\
+HloModule shifted, num_partitions=16
+
+%add (a: bf16[], b: bf16[]) -> bf16[] {
+  %a = bf16[] parameter(0)
+  %b = bf16[] parameter(1)
+  ROOT %sum = bf16[] add(%a, %b)
+}
+
+ENTRY %main (first: bf16[264,64]) -> (f32[], f32[68,64]) {
+  %first = bf16[264,64]{1,0} parameter(0)
+  %rows = bf16[8,64]{1,0} slice(%first), slice={[256:264], [0:64]}
+  %start = (bf16[8,64], bf16[8,64], u32[]) collective-permute-start(%rows), source_target_pairs=\
+{{0,4},{4,8},{8,12},{1,5},{5,9},{9,13}}
+  %done = bf16[8,64]{1,0} collective-permute-done(%start)
+  %joined = bf16[272,64]{1,0} concatenate(%done, %first), dimensions={0}
+  %second = bf16[68,64]{1,0} reduce-scatter(%joined), replica_groups=\
+{{0,1,2,3},{4,5,6,7},{8,9,10,11},{12,13,14,15}}, dimensions={0}, to_apply=%add
+  %wide = f32[68,64]{1,0} convert(%second), metadata={op_name="jit(run)/zero.norm/global.0/convert"}
+  %norm = f32[] reduce(%wide, %wide), metadata={op_name="jit(run)/zero.norm/global.0/reduce_sum"}
+  %new = f32[68,64]{1,0} negate(%wide), metadata={op_name="jit(run)/zero.update/w.0/neg"}
+  ROOT %out = (f32[], f32[68,64]{1,0}) tuple(%norm, %new)
+}
+"""
+
+
+def test_rows_that_are_shifted_between_two_steps_of_a_sum_are_of_its_gradient() -> None:
+    """As libtpu 0.0.21 does on v5e:4x4 with a Llama's gradients; such rows have no name."""
+    ledger = CollectiveLedger.from_hlo(SHIFTED)
+    found = {c.kind: (c.role, c.tensor) for c in ledger.collectives}
+    assert found == dict.fromkeys(("collective-permute", "reduce-scatter"), ("gradient", "w"))

@@ -96,6 +96,22 @@ def test_a_transfer_that_is_fused_with_compute_counts_once_and_is_hidden_by_it()
     )
 
 
+def test_transfers_on_one_channel_have_their_own_names_and_ends() -> None:
+    # libtpu gives transfers of equal shape one channel, and each its own chain.
+    hlo = re.sub(r'channel_id=\d+(.*chain_id=")', r"channel_id=1\1", text())
+    assert hlo.count("channel_id=1,") == 12
+    # The fusion that ends a transfer has the name under which it was traced.
+    ends = re.compile(r'(%(async-collective-done\S*) = .*op_name=)"[^"]*"')
+    ledger = CollectiveLedger.from_hlo(ends.sub(r'\1"zero.parameter/\2.0/all_gather"', hlo))
+    names = [f"async-collective-done{n}" for n in ("", ".1", ".2")]
+    assert sorted(c.tensor for c in ledger.of_role("parameter")) == names
+    apart, together = (
+        [(o.name, o.ends) for o, _ in each_operation(read_schedule(each)) if o.ends]
+        for each in (text(), hlo)
+    )
+    assert together == apart
+
+
 def test_a_transfer_is_exposed_for_as_long_as_nothing_runs_meanwhile() -> None:
     # The same schedule on a chip whose links are 100 times slower hides what compute it has.
     hlo = text()
