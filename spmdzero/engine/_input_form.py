@@ -66,3 +66,5 @@ def freeze(tree: Any) -> tuple[Hashable, list[torch.Tensor]]:
         return form_of(tree, TENSORS, leaf, refuse_unknown), tensors
     except UnknownContentError as error:
         raise UnknownInputError(f"an input is {error}") from None
+    except RecursionError:
+        raise UnknownInputError("an input is a container that holds itself") from None

@@ -329,3 +329,16 @@ def test_a_set_batch_size_is_followed() -> None:
     engines = make_engine(capture=False), make_engine()
     both(engines, lambda engine: engine.set_train_batch_size(2 * engine.train_batch_size()))
     assert engines[1].capture.reason is None
+
+
+class Told(Residual):
+    def forward(self, x: torch.Tensor, told: object) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(x)
+
+
+def test_a_list_that_holds_itself_is_an_input_of_traced_steps() -> None:
+    engine, told = make_engine(Told()), list[object]()
+    told.append(told)
+    ((x,),) = batches(1)
+    engine.train_batch(iter([(x, told)]))
+    assert engine.capture.reason == "an input is a container that holds itself"
