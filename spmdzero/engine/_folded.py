@@ -206,10 +206,9 @@ class FoldedCalls:
         kept = repeats.keep(inputs, first=store.settle)
         store.held = HeldBackward(
             names=frozenset(record.labels),
+            function=record.function,
             kept=kept,
             record=lambda: self._record(record, repeats.tensors(kept)),
-            owner=record,
-            constants=[constant.tensor for constant in record.function.constants],
         )
 
     def _record(self, backward: TracedFunction, inputs: Sequence[torch.Tensor]) -> None:

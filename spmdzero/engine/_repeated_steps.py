@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import Beginning, Kept, Repeat, current, runtime
+from spmdzero.backend import Beginning, FoldedFunction, Kept, Repeat, current, runtime
 from spmdzero.engine._launching import Launching
 from spmdzero.state._training import Training
 from spmdzero.step._gradients import HeldBackward
@@ -43,7 +43,7 @@ class _Attempt:
     beginning: Beginning
     before: Kept
     places: tuple[Place, ...]
-    backward: HeldBackward
+    backward: FoldedFunction
     alive: tuple[Any, ...]
 
 
@@ -86,7 +86,7 @@ class RepeatedSteps:
             beginning = repeats.beginning(backward.kept)
             alive, key = self._key(backward, beginning, boundary=boundary)
             known = self._known.get(key)
-            if known is not None and self._start(known, backward, beginning, boundary=boundary):
+            if known is not None and self._start(known, beginning, boundary=boundary):
                 self._known.move_to_end(key)
                 return True
             if known is not None or key in self._seen:
@@ -108,13 +108,11 @@ class RepeatedSteps:
             optimizer.renew()
             update = optimizer.boundary()
             numbers = fixed_numbers(optimizer._rules, optimizer.param_groups)
-        alive = backward.owner, update, training.plan
-        summed = frozenset() if boundary else training.gradients.names_without_held
+        alive = backward.function, update, training.plan
+        summed = frozenset() if boundary else training.gradients.names
         return alive, (*map(id, alive), boundary, numbers, summed, beginning.key)
 
-    def _start(
-        self, known: _Known, backward: HeldBackward, beginning: Beginning, *, boundary: bool
-    ) -> bool:
+    def _start(self, known: _Known, beginning: Beginning, *, boundary: bool) -> bool:
         training, optimizer, places = self._training, self._training.optimizer, known.places
         assert optimizer is not None
         if [*map(id, training.state.slots.values())] != known.slots:
@@ -137,8 +135,7 @@ class RepeatedSteps:
                 place.registry[place.key] = value
         # The step writes, as autograd sees it.
         torch.autograd.graph.increment_version([tensor for tensor in into if tensor is not None])
-        names = () if boundary else training.gradients.names_without_held | backward.names
-        training.gradients.adopt(names)
+        training.gradients.adopt(() if boundary else training.gradients.names)
         self._launching.repeated("boundary" if boundary else "micro")
         self.repeated += 1
         return True
@@ -159,7 +156,7 @@ class RepeatedSteps:
             beginning=beginning,
             before=repeats.keep(tensors),
             places=tuple(places),
-            backward=backward,
+            backward=backward.function,
             alive=alive,
         )
 
@@ -179,7 +176,7 @@ class RepeatedSteps:
             before=attempt.before,
             after=[place.tensor for place in places],
             numbers=optimizer.numbers,
-            constants=[*attempt.backward.constants, *optimizer.folds.constants()],
+            constants=[*attempt.backward.constant_tensors, *optimizer.folds.constants()],
         )
         if repeat is None:
             return

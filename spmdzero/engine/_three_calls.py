@@ -233,32 +233,23 @@ class ThreeCalls:
             keep_waiting(ending=training if boundary else None)
             if boundary:
                 require_metrics(training.lr_scheduler, lr_kwargs or {})
-            failure = None
-            if self._starts_again(boundary=boundary):
-                training.current.pass_launch()
-            else:
-                if boundary:
-                    self._update(optimizer)
-                # `explain` raises here, before the program is run; the step's gradients are used
-                # up.
-                training.current.pass_launch()
-                failure = self._launch("boundary" if boundary else "micro")
+            started = self._start_again_or_update(optimizer, boundary=boundary)
+            # `explain` raises here, before the program is run; the step's gradients are used up.
+            training.current.pass_launch()
+            failure = None if started else self._launch("boundary" if boundary else "micro")
             self._step_end.end_micro_batch(boundary=boundary, lr_kwargs=lr_kwargs or {})
             if failure is not None:
                 raise failure
 
-    def _starts_again(self, *, boundary: bool) -> bool:
+    def _start_again_or_update(self, optimizer: ZeroOptimizer, *, boundary: bool) -> bool:
+        """Returns whether a known program does it all; at a boundary records the update if not."""
         try:
-            return self._folding.start_again(boundary=boundary)
-        except BaseException:
-            # The backward pass may be used up.
-            self._training.restart_step()
-            raise
-
-    def _update(self, optimizer: ZeroOptimizer) -> None:
-        optimizer.folds.wanted = self._folding.before_update()
-        try:
-            optimizer.step()
+            if self._folding.start_again(boundary=boundary):
+                return True
+            if boundary:
+                optimizer.folds.wanted = self._folding.before_update()
+                optimizer.step()
+            return False
         except BaseException:
             # Some gradients are used up already, and the rest would be half of a step.
             self._training.restart_step()

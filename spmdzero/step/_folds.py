@@ -41,4 +41,4 @@ class Folds:
 
     def constants(self) -> list[torch.Tensor]:
         """The tensors that folded functions read beside their inputs."""
-        return [c.tensor for function in self._folded.values() for c in function.constants]
+        return [t for function in self._folded.values() for t in function.constant_tensors]

@@ -1,12 +1,12 @@
 """Keeps gradients between the backward pass and the step."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from spmdzero.backend import REPLICATED, Kept, arrays
+from spmdzero.backend import REPLICATED, FoldedFunction, Kept, arrays
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import ShardingPlan
 from spmdzero.step._autograd import set_autograd_grad
@@ -20,17 +20,15 @@ class HeldBackward:
 
     Attributes:
         names: the parameters whose gradients it makes.
+        function: computes them; the same object for all passes that compute the same.
         kept: the values that it takes.
         record: records it, and adds the gradients.
-        owner: an object that is the same for backward passes that compute the same.
-        constants: tensors that it reads beside `kept`, the same each time.
     """
 
     names: frozenset[str]
+    function: FoldedFunction
     kept: Kept
     record: Callable[[], None]
-    owner: object
-    constants: Sequence[torch.Tensor]
 
 
 class GradientStore:
@@ -60,7 +58,8 @@ class GradientStore:
         self._summed: set[str] = set()
         # Tensors that `read` returned, with their stamps: callers may write into them.
         self._handed: dict[str, tuple[torch.Tensor, Any]] = {}
-        self.deferring, self.held = False, None
+        self.deferring = False
+        self.held: HeldBackward | None = None
         self.replan(path.plan)
 
     def replan(self, plan: ShardingPlan) -> None:
@@ -76,8 +75,6 @@ class GradientStore:
     @property
     def _accumulators(self) -> dict[str, torch.Tensor]:
         return self._state.accumulators
-
-    held: HeldBackward | None
 
     @property
     def can_hold(self) -> bool:
@@ -246,13 +243,8 @@ class GradientStore:
     @property
     def names(self) -> frozenset[str]:
         """Names of the parameters to which a gradient was added since the last `clear`."""
-        self.settle()
-        return self.names_without_held
-
-    @property
-    def names_without_held(self) -> frozenset[str]:
-        """Those of `names` that no held backward pass has yet to add."""
-        return frozenset(self._summed)
+        summed = frozenset(self._summed)
+        return summed if self.held is None else summed | self.held.names
 
     def forget(self, parameters: Iterable[torch.Tensor]) -> None:
         """Clears the summed gradients, and those that autograd itself holds for `parameters`."""

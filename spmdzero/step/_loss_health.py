@@ -47,14 +47,14 @@ class LossHealth:
     def __init__(self, state: State, *, check: bool) -> None:
         self._state, self.check = state, check
         self._folds = Folds()
+        # Only where operations are recorded in Python does it pay to fold so few.
+        self._folds.wanted = current().repeats is not None
         self._forget_bad()
         self._forget_losses()
 
     def watch(self, loss: torch.Tensor, *, step: int) -> None:
         """Takes note of a loss of `step`, 0-dim on the device."""
         state, here = self._state, self._state.mesh.place(step_number(step))
-        # Only where operations are recorded in Python does it pay to fold so few.
-        self._folds.wanted = current().repeats is not None
         inputs = [loss, here, state["first_bad"], state["finite"]]
         first_bad, finite = self._folds("watched", _watched, inputs)
         state.write("first_bad", first_bad)

@@ -14,10 +14,9 @@ from spmdzero.backend.jax._folded import Recorded
 from spmdzero.backend.jax._generator import generator
 from spmdzero.backend.jax._graph_function import marked_spec
 from spmdzero.backend.jax._memory import copied
-from spmdzero.backend.jax._tensor import over
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers
-from spmdzero.backend.jax._writes import write
+from spmdzero.backend.jax._writes import holding
 from spmdzero.backend.protocols._compiler import FoldedFunction
 
 
@@ -65,16 +64,10 @@ class CompiledProgram:
             seed = _host.seed(generator.take()).array
             arrays = [seed if place in self.seeds else a for place, a in enumerate(arrays)]
         results = self.program.run(arrays)
-        made: list[torch.Tensor] = []
-        for place, form, target in zip(self.outputs, self.forms, into, strict=True):
-            shape, dtype = form
-            value = Value(shape, dtype, Space.GLOBAL, array=results[place])
-            if target is None:
-                made.append(over(value))
-            else:
-                write(target, value)
-                made.append(target)
-        return made
+        return [
+            holding(Value(shape, dtype, Space.GLOBAL, array=results[place]), target)
+            for place, (shape, dtype), target in zip(self.outputs, self.forms, into, strict=True)
+        ]
 
 
 def compile_alone(

@@ -112,20 +112,18 @@ class Kept:
 
     def __init__(self, values: Sequence[Value], first: Callable[[], None] | None = None) -> None:
         self.values, self.first = tuple(values), first
-        self._count(1)
-        _kept.add(self)
-
-    def _count(self, by: int) -> None:
         for value in self.values:
-            value.holders += by
+            value.holders += 1
+        _kept.add(self)
 
     def __del__(self) -> None:
         """Lets programs overwrite the values; see `Cell.__del__` for a Ctrl-C here."""
-        self._count(-1)
+        self.release()
 
     def release(self) -> None:
         """Does now what the end of this object's life would do."""
-        self._count(-1)
+        for value in self.values:
+            value.holders -= 1
         self.values = ()
 
 

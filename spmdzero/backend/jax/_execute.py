@@ -227,14 +227,14 @@ class Started:
 
     Attributes:
         program: the program.
-        leaves, shardings: its inputs, and their shardings.
+        leaves, arrays: its inputs, and the arrays that they had.
         donated: numbers of the inputs that were donated.
         roots: the values that it has computed, in the order of its outputs.
     """
 
     program: Executable
     leaves: list[Value]
-    shardings: list[Any]
+    arrays: list[Any]
     donated: tuple[int, ...]
     roots: list[Value]
 
@@ -289,7 +289,7 @@ def _start(roots: Sequence[Value], *, donate: bool) -> Started | None:
     return Started(
         program=program,
         leaves=leaves,
-        shardings=[array.sharding for array in arrays],
+        arrays=arrays,
         donated=ready.donated,
         roots=wanted,
     )

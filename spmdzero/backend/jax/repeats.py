@@ -15,7 +15,7 @@ from spmdzero.backend.jax._memory import copied
 from spmdzero.backend.jax._tensor import over
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers
-from spmdzero.backend.jax._writes import write
+from spmdzero.backend.jax._writes import holding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -104,10 +104,11 @@ class Repeat:
     ) -> list[torch.Tensor] | None:
         """See `spmdzero.backend.Repeat`."""
         begun = [*beginning.given, *beginning.roots]
-        held = [own_value(tensor) for tensor in state]
-        if any(held[place] is not begun[other] for place, other in self.same.items()):
+        present = [own_value(tensor) for tensor in state]
+        if any(present[place] is not begun[other] for place, other in self.same.items()):
             return None
-        pool = [*beginning.given, *held, *map(own_value, numbers), *map(own_value, self.constants)]
+        fixed = [own_value(tensor) for tensor in (*numbers, *self.constants)]
+        pool = [*beginning.given, *present, *fixed]
         inputs = [pool[place] for place in self.inputs]
         arrays = [value.array for value in inputs]
         for array, sharding in zip(arrays, self.shardings, strict=True):
@@ -124,14 +125,10 @@ class Repeat:
             inputs[place].array = None
         for value, place in zip(beginning.roots, self.roots, strict=True):
             value.array, value.node = results[place], None
-        made: list[torch.Tensor] = []
-        for (place, shape, dtype), target in zip(self.results, into, strict=True):
-            value = Value(shape, dtype, Space.GLOBAL, array=results[place])
-            if target is None:
-                made.append(over(value))
-            else:
-                write(target, value)
-                made.append(target)
+        made = [
+            holding(Value(shape, dtype, Space.GLOBAL, array=results[place]), target)
+            for (place, shape, dtype), target in zip(self.results, into, strict=True)
+        ]
         generator.advance()
         return made
 
@@ -147,7 +144,7 @@ def learn(
     """Starts everything that is recorded, and returns what can start it again, if it can."""
     old = before.values
     given, roots = beginning.given, beginning.roots
-    fixed = [*map(own_value, [*numbers, *constants])]
+    fixed = [own_value(tensor) for tensor in (*numbers, *constants)]
     # They must not keep the program from overwriting the values.
     before.release()
     beginning.kept.release()
@@ -174,7 +171,7 @@ def learn(
     return Repeat(
         program=started.program,
         inputs=tuple([where[id(leaf)] for leaf in started.leaves]),
-        shardings=tuple(started.shardings),
+        shardings=tuple([array.sharding for array in started.arrays]),
         donated=started.donated,
         replaced=frozenset(n for n in started.donated if id(started.leaves[n]) in overwritten),
         same={place: begun[id(old[i])] for place, i in enumerate(reads) if id(old[i]) in begun},

@@ -34,6 +34,11 @@ class FoldedFunction:
     body: Any
 
     @property
+    def constant_tensors(self) -> list[torch.Tensor]:
+        """The tensors of `constants`."""
+        return [constant.tensor for constant in self.constants]
+
+    @property
     def reads(self) -> frozenset[int]:
         """Indices of the inputs that the function depends on."""
         return frozenset(a for a in self.arguments if isinstance(a, int))

@@ -40,7 +40,7 @@ class Repeat(Protocol):
         numbers: Sequence[torch.Tensor],
         into: Sequence[torch.Tensor | None],
     ) -> list[torch.Tensor] | None:
-        """Starts the program: what is recorded is computed, and what `rest` of `learn` did is done.
+        """Starts the program: it computes what is recorded, and does the rest of the step.
 
         Args:
             beginning: what is recorded now; the values kept for it are given up.
