@@ -6,6 +6,7 @@ from spmdzero.backend import choose, runtime
 from spmdzero.compat.getters import DeepSpeedConfigNames
 from spmdzero.config import load_config, resolve_batch_sizes
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
+from spmdzero.plan import MeshSpec
 
 DeepSpeedConfigError = SpmdZeroConfigError
 
@@ -34,5 +35,10 @@ class DeepSpeedConfig(DeepSpeedConfigNames):
         settings = load_config(config)
         choose(settings.spmd.backend)
         runtime.start()
-        batch = resolve_batch_sizes(settings, dp_world_size=runtime.device_count())
+        batch = resolve_batch_sizes(
+            settings,
+            dp_world_size=MeshSpec.resolve(
+                settings.mesh_axes, device_count=runtime.device_count()
+            ).replicas,
+        )
         super().__init__(settings, batch)

@@ -17,23 +17,32 @@ from spmdzero.config._precision import Fp16Config, TorchAutocastConfig
 from spmdzero.config._read import named_by, old_argument, one_of, read
 from spmdzero.config._schedules import SCHEDULES
 from spmdzero.config._spmd import backend_of
+from spmdzero.config._tensor_parallel import (
+    PRESETS,
+    LayerSpec,
+    TensorParallelConfig,
+    tensor_size_of,
+)
 from spmdzero.config._types import Section
 
 __all__ = [
     "NO_MEANING",
     "OPTIMIZERS",
+    "PRESETS",
     "REFUSED_OPTIMIZERS",
     "SCHEDULES",
     "BatchSizes",
     "ConfigReport",
     "CsvConfig",
     "Fp16Config",
+    "LayerSpec",
     "OptimizerConfig",
     "Refused",
     "SchedulerConfig",
     "Section",
     "SpmdZeroConfig",
     "TensorBoardConfig",
+    "TensorParallelConfig",
     "TorchAutocastConfig",
     "WandbConfig",
     "backend_of",
@@ -45,5 +54,6 @@ __all__ = [
     "one_of",
     "read",
     "resolve_batch_sizes",
+    "tensor_size_of",
     "with_stand_ins",
 ]

@@ -18,6 +18,7 @@ def check_combinations(config: SpmdZeroConfig) -> None:
     _low_masters_need_zero(config)
     _scaling_before_reduction(config)
     _stage_3(config)
+    _tensor_axis(config)
 
 
 def _one_precision(config: SpmdZeroConfig) -> None:
@@ -102,4 +103,24 @@ def _stage_3(config: SpmdZeroConfig) -> None:
             value=spmd.forward,
             reason="at stage 3 parameters are gathered where the replica region uses them",
             fix='Write "region", or use stage 2.',
+        )
+
+
+def _tensor_axis(config: SpmdZeroConfig) -> None:
+    size, written = config.tensor_parallel.autotp_size, config.spmd.mesh.get("tensor")
+    if size > 1 and written not in (None, size):
+        raise SpmdZeroConfigError(
+            key="tensor_parallel.autotp_size",
+            value=size,
+            reason=f"spmd.mesh has {written} devices on the axis tensor, which is the same axis",
+            fix="Write it once.",
+        )
+    if config.mesh_axes.get("tensor", 1) == 1:
+        return
+    if config.spmd.forward != "region":
+        raise SpmdZeroConfigError(
+            key="spmd.forward",
+            value=config.spmd.forward,
+            reason="the axis tensor divides what happens in the replica region",
+            fix='Write "region", or leave the axis tensor out.',
         )

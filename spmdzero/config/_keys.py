@@ -78,6 +78,15 @@ _REASONS = {
     "it spreads copies of gradients to the host, of which none are": (
         "zero_optimization: round_robin_gradients"
     ),
+    "weights' placements are annotations, and the compiler divides and overlaps what follows": """
+        tensor_parallel: tp_overlap_comm vocab_parallel_ce_backend vocab_parallel_lm_head
+        tensor_parallel.partition_config.layer_specs: gather_output grad_allreduce
+    """,
+    "the sections bf16 and fp16 choose the dtype": "tensor_parallel: dtype",
+    "it belongs to DeepSpeed's inference": """
+        tensor_parallel: injection_policy_tuple keep_module_on_host kernel_inject
+        replace_with_kernel_inject tensor_parallel tp
+    """,
     "a saved model is always whole: it is read from the shards": (
         "zero_optimization: stage3_gather_16bit_weights_on_model_save"
     ),

@@ -18,6 +18,7 @@ from spmdzero.config._optimizers import optimizer_name
 from spmdzero.config._precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
 from spmdzero.config._schedules import schedule_name
 from spmdzero.config._spmd import SpmdConfig
+from spmdzero.config._tensor_parallel import TensorParallelConfig
 from spmdzero.config._types import Count, Dtype, Natural, Rate, Section, is_section, kinds, lower
 from spmdzero.config._without_effect import (
     ActivationCheckpointingConfig,
@@ -132,10 +133,17 @@ class SpmdZeroConfig(Section):
     aio: AioConfig = AioConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     timers: TimersConfig = TimersConfig()
+    tensor_parallel: TensorParallelConfig = TensorParallelConfig()
     spmd: SpmdConfig = SpmdConfig()
 
     _source: dict[str, Any] = PrivateAttr(default_factory=dict)
     _no_meaning: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def mesh_axes(self) -> dict[str, int]:
+        """Number of devices on each mesh axis; -1 takes the remaining ones."""
+        size = self.tensor_parallel.autotp_size
+        return {**self.spmd.mesh, "tensor": size} if size > 1 else self.spmd.mesh
 
     @property
     def source(self) -> dict[str, Any]:

@@ -110,15 +110,6 @@ _PARALLELISM: dict[str, OffValue | OffSection] = {
         reason=_ONE_PARALLELISM,
     ),
     "sequence_parallel_size": OffValue(off=1, reason=_ONE_PARALLELISM),
-    "tensor_parallel": OffSection(
-        off={"autotp_size": (0, 1)},
-        idle=_names(
-            "dtype injection_policy_tuple keep_module_on_host kernel_inject "
-            "partition_config preset_model replace_with_kernel_inject tensor_parallel tp "
-            "tp_overlap_comm vocab_parallel_ce_backend vocab_parallel_lm_head"
-        ),
-        reason=_ONE_PARALLELISM,
-    ),
 }
 
 _FEATURES: dict[str, OffValue | OffSection] = {

@@ -6,12 +6,14 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, field_validator, model_validator
 
 from spmdzero.config._errors import RefusedValueError
+from spmdzero.config._tensor_parallel import PartitionType
 from spmdzero.config._types import Natural, Section
 
 BackendName = Literal["auto", "torch_xla", "jax"]
 RecomputePolicy = Literal["nothing", "dots", "everything", "offload"]
 OutputRule = Literal["batch", "mean", "sum", "agree", "stack"]
 
+_AXES = ("data", "fsdp", "tensor")
 # Key -> the values that a global forward allows, and the reason for refusing other values.
 _NEEDS_THE_REGION: dict[str, tuple[tuple[object, ...], str]] = {
     "reduction": (("annotated", "auto"), "explicit reduction happens in the replica region"),
@@ -29,8 +31,12 @@ class SpmdConfig(Section):
         backend: the backend that traces and compiles: "torch_xla", "jax", or the value of the
             environment variable SPMDZERO_BACKEND, else torch_xla if it is installed and JAX if not
             ("auto"). A process has one backend.
-        mesh: number of devices on each mesh axis, "data" before "fsdp"; -1 takes the remaining
-            devices.
+        mesh: number of devices on each mesh axis, "data" before "fsdp" before "tensor"; -1 takes
+            the remaining devices.
+        partition: how the axis "tensor" splits weights, by patterns of parameters' names in which
+            * is anything: "column" splits what a layer makes, "row" what it takes, a number is the
+            weight's dim, "skip" splits nothing. The first pattern that matches counts; a name that
+            none matches is split as `tensor_parallel` or the model's own plan says.
         forward: "region" runs the module on each replica's rows, "global" on the global batch.
         reduction: how a gradient is reduced: by the compiler ("annotated"), by a call in the
             replica region ("explicit"), or by the one of both that keeps a reduce-scatter ("auto").
@@ -65,6 +71,7 @@ class SpmdConfig(Section):
 
     backend: BackendName = "auto"
     mesh: dict[str, int] = Field(default_factory=lambda: {"fsdp": -1})
+    partition: dict[str, PartitionType | Natural] = Field(default_factory=dict)
     forward: Literal["region", "global"] = "region"
     reduction: Literal["annotated", "explicit", "auto"] = "auto"
     batch_dim: int | dict[str, int] = 0
@@ -84,16 +91,21 @@ class SpmdConfig(Section):
     @field_validator("mesh")
     @classmethod
     def _axes(cls, mesh: dict[str, int]) -> dict[str, int]:
-        example = 'Write {"fsdp": -1}, or {"data": 2, "fsdp": -1} for two replicas of the shards.'
-        if not {"fsdp"} <= mesh.keys() <= {"data", "fsdp"}:
-            raise RefusedValueError("the mesh axes are 'fsdp' and, if wanted, 'data'", fix=example)
+        example = (
+            'Write {"fsdp": -1}, {"data": 2, "fsdp": -1} for two replicas of the shards, or '
+            '{"fsdp": -1, "tensor": 2} for weights that two devices share.'
+        )
+        if not {"fsdp"} <= mesh.keys() <= set(_AXES):
+            raise RefusedValueError(
+                "the mesh axes are 'fsdp' and, if wanted, 'data' and 'tensor'", fix=example
+            )
         if list(mesh.values()).count(-1) > 1:
             raise RefusedValueError("only one axis can take the devices that are left", fix=example)
         if any(size < 1 and size != -1 for size in mesh.values()):
             raise RefusedValueError(
                 "an axis has 1 device or more, or -1 for what is left", fix=example
             )
-        return {axis: mesh[axis] for axis in ("data", "fsdp") if axis in mesh}
+        return {axis: mesh[axis] for axis in _AXES if axis in mesh}
 
     # With mode="plain", as a union would put the name of its branch into the error's key.
     @field_validator("batch_dim", mode="plain")

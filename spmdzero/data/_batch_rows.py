@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from spmdzero.backend import runtime
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.plan import MeshSpec
 
 logger = logging.getLogger("spmdzero")
 # Number of rows in a whole micro-batch, and the paths of all inputs.
@@ -63,7 +64,8 @@ class BatchRows:
     own batches. This holds for all later batches with the same inputs.
 
     Args:
-        micro_batch: rows that each device works on.
+        micro_batch: rows that each replica works on.
+        mesh: the devices; unless its axis ``tensor`` has several, each is a replica.
 
     Attributes:
         micro_batch: as given; may be changed.
@@ -75,8 +77,10 @@ class BatchRows:
             yielded, None if it was a whole one.
     """
 
-    def __init__(self, micro_batch: int) -> None:
+    def __init__(self, micro_batch: int, mesh: MeshSpec) -> None:
         self.micro_batch = micro_batch
+        self._local = mesh.replicas // runtime.process_count()
+        self._noun = "devices" if mesh.tensor == 1 else "replicas"
         self.of_process = False
         self.any_number = False
         self.announced: int | None = None
@@ -88,18 +92,21 @@ class BatchRows:
     @property
     def whole(self) -> int:
         """Number of this host's rows in a whole micro-batch."""
-        return self.micro_batch * runtime.local_device_count()
+        return self.micro_batch * self._local
 
     @property
     def named(self) -> str:
         """Text for a message: the factors of a whole micro-batch's rows, as the user wrote them."""
-        devices = runtime.local_device_count()
+        local = f"{self._local} {self._noun}"
         if self.of_process:
             return (
                 f"train_micro_batch_size_per_gpu, which counts the rows of a process here, "
-                f"{self.micro_batch} on each of its {devices} devices"
+                f"{self.micro_batch} on each of its {local}"
             )
-        return f"train_micro_batch_size_per_gpu ({self.micro_batch}) x {devices} local devices"
+        return (
+            f"train_micro_batch_size_per_gpu ({self.micro_batch}) x {self._local} local "
+            f"{self._noun}"
+        )
 
     def batches(self, inputs: Sequence[Rows], *, training: bool) -> Batches:
         """The inputs that are batches.
@@ -153,14 +160,14 @@ class BatchRows:
         Raises:
             SpmdZeroUsageError: they can't, and taking all rows on each device is not possible.
         """
-        devices = runtime.local_device_count()
+        devices = self._local
         if joined and item.count % (joined * devices) == 0:
             return True
         if self.any_number and runtime.process_count() == 1:
             return False
         up = -(-item.count // devices) * devices
         raise SpmdZeroUsageError(
-            f"{item}, which {devices} local devices can't share equally. Leave the last short "
+            f"{item}, which {devices} local {self._noun} can't share equally. Leave the last short "
             f"batch of an epoch out with DataLoader(drop_last=True), pad it to {up} rows, or "
             "take the loader of initialize(training_data=...), which repeats rows as "
             "DistributedSampler does"
@@ -170,7 +177,7 @@ class BatchRows:
         if rows in self._said:
             return
         self._said.add(rows)
-        devices = runtime.local_device_count()
+        devices = self._local
         if not joined:
             logger.warning(
                 "a forward of %d rows, where a batch of the loader has %d: two batches that were "

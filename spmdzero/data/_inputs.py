@@ -39,7 +39,7 @@ class InputPlacer:
         mesh: the devices.
         module: the module whose forward names the positional inputs.
         rules: says which dim of an input is its batch dim.
-        micro_batch: rows that each device works on, `train_micro_batch_size_per_gpu`.
+        micro_batch: rows that each replica works on, `train_micro_batch_size_per_gpu`.
 
     Attributes:
         rules: as given.
@@ -51,7 +51,7 @@ class InputPlacer:
     def __init__(
         self, *, mesh: Mesh, module: nn.Module, rules: RegionRules, micro_batch: int
     ) -> None:
-        self._mesh, self.rules, self.rows = mesh, rules, BatchRows(micro_batch)
+        self._mesh, self.rules, self.rows = mesh, rules, BatchRows(micro_batch, mesh.spec)
         self._compared = False
         self.latest: tuple[tuple[str, tuple[int, ...], str], ...] = ()
         parameters = inspect.signature(module.forward).parameters.values()

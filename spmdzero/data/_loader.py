@@ -53,18 +53,19 @@ class ZeroDataLoader:
         num_workers: int = 0,
     ) -> None:
         self._mesh, self._batch_dim = mesh, batch_dim
+        self._local = mesh.replicas // runtime.process_count()
         self._batch_rows, self._rows = placer.rows, placer.rows.whole
         self.sampler: ReplicaBatchSampler | None = None
         options: dict[str, Any] = {"collate_fn": collate_fn, "num_workers": num_workers}
         if isinstance(dataset, IterableDataset):
             options |= {"batch_size": self._rows, "drop_last": drop_last}
         else:
-            first = runtime.process_index() * runtime.local_device_count()
+            first = runtime.process_index() * self._local
             self.sampler = ReplicaBatchSampler(
                 length=_length(dataset),
                 micro_batch=placer.rows.micro_batch,
                 replicas=mesh.replicas,
-                local_replicas=range(first, first + runtime.local_device_count()),
+                local_replicas=range(first, first + self._local),
                 shuffle=shuffle,
                 drop_last=drop_last,
             )
@@ -240,17 +241,17 @@ class ZeroDataLoader:
         self._batch_rows.announced = rows if short else None
 
     def _is_whole(self, rows: int) -> bool:
-        if rows % runtime.local_device_count() == 0:
+        if rows % self._local == 0:
             return True
         if self.sampler is not None:
             raise SpmdZeroUsageError(
-                f"collate_fn made a batch of {rows} rows, which {runtime.local_device_count()} "
+                f"collate_fn made a batch of {rows} rows, which {self._local} "
                 "devices can't share equally: one row for each sample is expected"
             )
         logger.warning(
             "dropped the last %d rows of an iterable dataset: %d devices can't share them equally",
             rows,
-            runtime.local_device_count(),
+            self._local,
         )
         return False
 

@@ -44,7 +44,7 @@ def tell_sizes(settings: SpmdZeroConfig, batch: BatchSizes) -> None:
 
 def _holds(settings: SpmdZeroConfig, devices: int) -> bool:
     try:
-        spec = MeshSpec.resolve(settings.spmd.mesh, device_count=devices)
+        spec = MeshSpec.resolve(settings.mesh_axes, device_count=devices)
         return resolve_batch_sizes(settings, dp_world_size=spec.replicas).micro > 0
     except SpmdZeroConfigError:
         return False

@@ -7,6 +7,7 @@ from torch import nn
 
 from spmdzero.config import BatchSizes, SpmdZeroConfig, resolve_batch_sizes
 from spmdzero.engine._groups import Groups, Members, find_groups
+from spmdzero.engine._tensor_axis import tensor_dims
 from spmdzero.plan import (
     Layout,
     MeshSpec,
@@ -34,7 +35,7 @@ def plan_of(config: SpmdZeroConfig, model: nn.Module, *, devices: int) -> Shardi
     names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
     members = Members(names, renewed={})
     groups = find_groups(config.optimizer, None, None, members, device=torch.device("cpu"))
-    mesh = MeshSpec.resolve(config.spmd.mesh, device_count=devices)
+    mesh = MeshSpec.resolve(config.mesh_axes, device_count=devices)
     batch = resolve_batch_sizes(config, dp_world_size=mesh.replicas)
     return planned(config, model, groups, batch=batch, mesh=mesh, on_host=offloaded(config))
 
@@ -60,7 +61,7 @@ def planned(
     """
     precision = PrecisionPolicy.from_config(config)
     return ShardingPlan.build(
-        _parameters(config, model, groups, precision.parameter),
+        _parameters(config, model, groups, precision.parameter, mesh),
         stage=config.zero_optimization.stage,
         mesh=mesh,
         min_shard_elements=config.spmd.min_shard_elements,
@@ -93,18 +94,21 @@ def planned_micro_batches(config: SpmdZeroConfig, batch: BatchSizes) -> int:
 def resting_shards(
     config: SpmdZeroConfig, model: nn.Module, *, mesh: MeshSpec, on_host: Sequence[Role]
 ) -> dict[str, Layout]:
-    """Name -> layout of the parameters that rest as shards, whether they are trained or not.
+    """Name -> layout of the parameters of which a device holds only its part, trained or not.
 
     Args:
         config, model, mesh, on_host: as of `planned`.
     """
     stage, least = config.zero_optimization.stage, config.spmd.min_shard_elements
-    if stage < 3:
+    if stage < 3 and mesh.tensor == 1:
         return {}
     kept_whole, found = _persistent(config, model), dict[str, Layout]()
+    shared = tensor_dims(config, model, mesh=mesh)
     for name, parameter in model.named_parameters():
         shape = tuple(parameter.shape)
-        shard = choose_placement(shape, mesh=mesh, min_shard_elements=least)
+        shard = choose_placement(
+            shape, mesh=mesh, min_shard_elements=least, tensor_dim=shared.get(name)
+        )
         rest = parameter_at_rest(stage=stage, shard=shard, persistent=name in kept_whole)
         if rest.is_sharded:
             found[name] = Layout(
@@ -130,9 +134,14 @@ def _persistent(config: SpmdZeroConfig, model: nn.Module) -> set[str]:
 
 
 def _parameters(
-    config: SpmdZeroConfig, model: nn.Module, groups: Groups | None, dtype: torch.dtype
+    config: SpmdZeroConfig,
+    model: nn.Module,
+    groups: Groups | None,
+    dtype: torch.dtype,
+    mesh: MeshSpec,
 ) -> Iterable[ParamSpec]:
     slots, kept_whole = groups.slots_by_parameter() if groups else {}, _persistent(config, model)
+    shared = tensor_dims(config, model, mesh=mesh)
     for name, parameter in model.named_parameters():
         yield ParamSpec(
             name=name,
@@ -141,6 +150,7 @@ def _parameters(
             trainable=parameter.requires_grad and (groups is None or parameter in slots),
             moments=slots.get(parameter, ()) if groups and groups.has_many_layouts else None,
             persistent=name in kept_whole,
+            tensor_dim=shared.get(name),
         )
 
 

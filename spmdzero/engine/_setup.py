@@ -133,18 +133,38 @@ def start_devices(settings: SpmdZeroConfig, *, dist_init_required: bool | None) 
         SpmdZeroConfigError: as in `start_backend`, except for the batch sizes.
     """
     choose(settings.spmd.backend)
-    if settings.zero_optimization.stage == 3 and current().name != "jax":
-        _refuse_loops(settings)
+    if current().name != "jax":
+        _refuse_on_torch_xla(settings)
     flags.apply(settings.spmd.xla_flags)
     flags.use_cache(settings.spmd.compile_cache)
     processes.watch_with(timeout=settings.spmd.timeout)
     processes.connect(required=dist_init_required)
     require_same_settings(settings)
-    return MeshSpec.resolve(settings.spmd.mesh, device_count=runtime.device_count())
+    spec = MeshSpec.resolve(settings.mesh_axes, device_count=runtime.device_count())
+    if runtime.local_device_count() % spec.tensor:
+        raise SpmdZeroConfigError(
+            key="spmd.mesh",
+            value=dict(spec.axes),
+            reason=f"a host has {runtime.local_device_count()} devices, and the axis tensor would "
+            "go from host to host",
+            fix="Choose a size that divides the devices of a host.",
+        )
+    return spec
 
 
-def _refuse_loops(settings: SpmdZeroConfig) -> None:
-    if settings.spmd.scan != "off":
+def _refuse_on_torch_xla(settings: SpmdZeroConfig) -> None:
+    size = settings.mesh_axes.get("tensor", 1)
+    if size != 1:
+        parallel = settings.tensor_parallel.autotp_size > 1
+        raise SpmdZeroConfigError(
+            key="tensor_parallel.autotp_size" if parallel else "spmd.mesh",
+            value=size if parallel else settings.spmd.mesh,
+            reason=f"the replica region of the backend {current().name} divides all axes of the "
+            "mesh, and leaves none to the compiler",
+            fix='Write "spmd": {"backend": "jax"}, or use ZeRO stage 3 for a model that is too '
+            "large.",
+        )
+    if settings.zero_optimization.stage == 3 and settings.spmd.scan != "off":
         raise SpmdZeroConfigError(
             key="spmd.scan",
             value=settings.spmd.scan,

@@ -88,9 +88,10 @@ def _line(settings: SpmdZeroConfig, batch: BatchSizes, mesh: MeshSpec) -> str:
         )
     )
     hosts = f" x {runtime.process_count()} hosts" if runtime.process_count() > 1 else ""
+    each = "device" if mesh.tensor == 1 else f"replica of {mesh.tensor} devices"
     return (
-        f"spmdzero {version('spmdzero')}: {how}; {_rows(batch)} rows a process = {batch.micro} a "
-        f"device, x {batch.accumulation} accumulation{hosts} = {batch.train} a step"
+        f"spmdzero {version('spmdzero')}: {how}; {_rows(batch, mesh)} rows a process = "
+        f"{batch.micro} a {each}, x {batch.accumulation} accumulation{hosts} = {batch.train} a step"
     )
 
 
@@ -99,16 +100,16 @@ def _backend() -> str:
 
 
 def _of_client(batch: BatchSizes, mesh: MeshSpec) -> str:
-    rows, devices = _rows(batch), runtime.local_device_count()
+    rows, devices = _rows(batch, mesh), mesh.replicas // runtime.process_count()
     return (
         ". The client's batch size (per_device_train_batch_size, a loader's batch_size) is these "
         f"{rows} rows, which {devices} devices share: under DeepSpeed it would be {rows} rows on "
-        f"each of {mesh.size} GPUs, {rows * mesh.size * batch.accumulation} a step"
+        f"each of {mesh.replicas} GPUs, {rows * mesh.replicas * batch.accumulation} a step"
     )
 
 
-def _rows(batch: BatchSizes) -> int:
-    return batch.micro * runtime.local_device_count()
+def _rows(batch: BatchSizes, mesh: MeshSpec) -> int:
+    return batch.micro * (mesh.replicas // runtime.process_count())
 
 
 def _counted(count: int, what: str) -> str:

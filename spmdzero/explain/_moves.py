@@ -98,13 +98,19 @@ def floor_elements(plan: ShardingPlan) -> int:
     twice per micro-batch, for forward and for backward: 3Ψ(N-1)/N, and 2Ψ(N-1)/N of frozen ones.
     """
     n = plan.mesh.replicas
-    return sum(_times(plan, tensor) * math.prod(tensor.shape) for tensor in plan) * (n - 1) // n
+    return sum(_times(plan, tensor) * _elements(plan, tensor) for tensor in plan) * (n - 1) // n
+
+
+def _elements(plan: ShardingPlan, tensor: TensorPlan) -> int:
+    """Number of elements that devices along the data axes exchange: a device's part over tensor."""
+    split = tensor.require(Role.PARAMETER).tensor_dim is not None
+    return math.prod(tensor.shape) // (plan.mesh.tensor if split else 1)
 
 
 def _times(plan: ShardingPlan, tensor: TensorPlan) -> int:
     """Number of reductions and gathers of a parameter in one step."""
     gradient = tensor.placement(Role.GRADIENT)
-    rests_whole = not tensor.require(Role.PARAMETER).is_sharded
+    rests_whole = not tensor.require(Role.PARAMETER).over_fsdp
     gathers = 1 if rests_whole else 2 * plan.accumulation_steps
     if gradient is None:
         return 0 if rests_whole else gathers

@@ -4,12 +4,20 @@ import copy
 import functools
 import math
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import spmdzero
 from spmdzero.backend import choose, runtime
 from spmdzero.backend.hosts import processes
-from spmdzero.config import backend_of, named_by, old_argument, one_of, read
+from spmdzero.config import (
+    backend_of,
+    named_by,
+    old_argument,
+    one_of,
+    read,
+    tensor_size_of,
+)
 from spmdzero.errors import BatchSizesError, SpmdZeroConfigError
 from spmdzero.integrations import _trainer
 from spmdzero.integrations._accelerate import require_counted
@@ -52,9 +60,14 @@ def initialize_for_client(*args: Any, **kwargs: Any) -> Any:
             key=error.key,
             value=error.value,
             reason=f"{error.reason}; micro is what each of this process's "
-            f"{runtime.local_device_count()} devices takes of {ROWS}, {config[ROWS]} here",
+            f"{local_replicas(config)} devices takes of {ROWS}, {config[ROWS]} here",
             fix=error.fix,
         ) from None
+
+
+def local_replicas(config: Mapping[str, Any]) -> int:
+    """Number of this process's replicas under a config: its devices, unless some share rows."""
+    return max(1, runtime.local_device_count() // tensor_size_of(config))
 
 
 def config_of_devices(config: Any) -> dict[str, Any]:
@@ -71,7 +84,7 @@ def config_of_devices(config: Any) -> dict[str, Any]:
     # accelerate writes infinity for "never" (`accelerate/utils/dataclasses.py`, `DeepSpeedPlugin`).
     if config.get("steps_per_print") == math.inf:
         del config["steps_per_print"]
-    rows, devices = config.get(ROWS), runtime.local_device_count()
+    rows, devices = config.get(ROWS), local_replicas(config)
     if isinstance(rows, int):
         if rows % devices:
             raise SpmdZeroConfigError(

@@ -88,7 +88,7 @@ class LightningSteps:
             # If the values were read one by one, each would need a program with its own forward.
             runtime.sync()
             output = map_tensors(output, lambda _, tensor: tensor.cpu())
-        factor = runtime.local_device_count() if self._engine.shares_rows((), inputs) else 1
+        factor = self._engine.local_replicas if self._engine.shares_rows((), inputs) else 1
         self._waiting = functools.partial(self._make_calls, output, method, factor)
         if not later or awaits_results(returned_of(output)):
             return self.finish()

@@ -10,12 +10,12 @@ from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.strategies import DeepSpeedStrategy, ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 
-from spmdzero.backend import map_tensors, runtime
+from spmdzero.backend import map_tensors
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations import _lightning_private as private
 from spmdzero.integrations._client_engine import ClientEngine
 from spmdzero.integrations._deferred import DeferredTensor
-from spmdzero.integrations._initialize import ROWS, initialize_for_client
+from spmdzero.integrations._initialize import ROWS, initialize_for_client, local_replicas
 from spmdzero.integrations._lightning_host import join, own_config, refuse_accelerator, register
 from spmdzero.integrations._lightning_steps import LightningSteps, values_in
 
@@ -115,7 +115,7 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
         trainer = self.lightning_module.trainer
         if trainer.state.fn != TrainerFn.FITTING:
             # There is no training loader, and an evaluated batch may have any number of rows.
-            return runtime.local_device_count()
+            return local_replicas(self.config)
         rows = private.rows_of_loader(trainer)
         if rows is None:
             raise SpmdZeroUsageError(
@@ -127,10 +127,16 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
     def _initialize_deepspeed_inference(self, model: Any) -> None:
         assert isinstance(self.config, dict)
         # Below stage 3 an evaluation has no shards.
-        names = ("fp16", "bf16", "spmd", *(("zero_optimization",) if self.zero_stage_3 else ()))
+        names = (
+            "fp16",
+            "bf16",
+            "spmd",
+            "tensor_parallel",
+            *(("zero_optimization",) if self.zero_stage_3 else ()),
+        )
         kept = {key: self.config[key] for key in names if key in self.config}
         # In evaluation mode any number of rows is allowed.
-        config = {ROWS: runtime.local_device_count(), **kept}
+        config = {ROWS: local_replicas(kept), **kept}
         self.model, *_ = initialize_for_client(config=config, model=model)
 
     def model_to_device(self) -> None:

@@ -1,6 +1,7 @@
 """The choice of the dim along which one tensor's states are sharded."""
 
 import math
+from dataclasses import replace
 
 from spmdzero.plan._mesh import MeshSpec
 from spmdzero.plan._placement import Placement, Shape
@@ -11,7 +12,9 @@ _LAST_DIM_TILE = 128
 _SECOND_LAST_DIM_TILE = 8
 
 
-def choose_placement(shape: Shape, *, mesh: MeshSpec, min_shard_elements: int) -> Placement:
+def choose_placement(
+    shape: Shape, *, mesh: MeshSpec, min_shard_elements: int, tensor_dim: int | None = None
+) -> Placement:
     """Where the states of a tensor of `shape` live: shard, flat, or replicate, with the reason.
 
     Among the dims that the ``fsdp`` axis divides, the first whose shard is a whole number of TPU
@@ -20,7 +23,27 @@ def choose_placement(shape: Shape, *, mesh: MeshSpec, min_shard_elements: int) -
     are whole tiles, then the longest dim. A tensor without a dim to split is flattened and padded.
     Only scalars, empty tensors, tensors below `min_shard_elements`, and everything when the
     ``fsdp`` axis has one device, are replicated.
+
+    Args:
+        shape: the tensor's own shape.
+        mesh: the devices.
+        min_shard_elements: tensors with fewer elements are replicated.
+        tensor_dim: the dim that the ``tensor`` axis splits, which is split over ``fsdp`` too only
+            where no other dim is; None for none.
     """
+    if tensor_dim is None:
+        return _over_fsdp(shape, mesh=mesh, least=min_shard_elements, but=None)
+    part = tuple(n // mesh.tensor if dim == tensor_dim else n for dim, n in enumerate(shape))
+    found = _over_fsdp(part, mesh=mesh, least=min_shard_elements, but=tensor_dim)
+    split = f"dim {tensor_dim}: {shape[tensor_dim]:,} / {mesh.tensor} over tensor"
+    if found.kind == "flat" or (found.kind == "shard" and len(shape) == 1):
+        why = "a vector is" if len(shape) == 1 else f"no dim divides by {mesh.fsdp} too,"
+        reason = f"{split}; {why} not split over fsdp as well"
+        return Placement(kind="replicate", tensor_dim=tensor_dim, reason=reason)
+    return replace(found, tensor_dim=tensor_dim, reason=f"{split}; {found.reason}")
+
+
+def _over_fsdp(shape: Shape, *, mesh: MeshSpec, least: int, but: int | None) -> Placement:
     elements, devices = math.prod(shape), mesh.fsdp
     if not shape:
         return Placement(kind="replicate", reason="a scalar can't be split")
@@ -28,11 +51,12 @@ def choose_placement(shape: Shape, *, mesh: MeshSpec, min_shard_elements: int) -
         return Placement(kind="replicate", reason="no elements")
     if devices == 1:
         return Placement(kind="replicate", reason="one device on the fsdp axis")
-    if elements < min_shard_elements:
-        reason = f"{elements:,} elements < min_shard_elements {min_shard_elements:,}"
+    if elements < least:
+        reason = f"{elements:,} elements < min_shard_elements {least:,}"
         return Placement(kind="replicate", reason=reason)
 
     divisible = [dim for dim, length in enumerate(shape) if length % devices == 0]
+    divisible = [dim for dim in divisible if dim != but] or divisible
     if not divisible:
         return _flat(shape, devices=devices)
     aligned = [dim for dim in divisible if shape[dim] // devices % _tile(dim, len(shape)) == 0]

@@ -33,6 +33,11 @@ class Layout:
         """Whether a device holds only its part of the tensor, see `Placement`."""
         return self.placement.is_sharded
 
+    @property
+    def over_fsdp(self) -> bool:
+        """Whether a replica holds only its part of the tensor, see `Placement`."""
+        return self.placement.over_fsdp
+
     @cached_property
     def stored(self) -> Shape:
         """The global shape in which the tensor is stored, see `Placement.stored_shape`."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from spmdzero.errors import SpmdZeroConfigError
 
 # The order of the mesh's axes: neighbours on the last axis are nearest in device order.
-_AXIS_ORDER = ("data", "fsdp")
+_AXIS_ORDER = ("data", "fsdp", "tensor")
 
 
 def _refuse(value: object, *, reason: str, fix: str) -> SpmdZeroConfigError:
@@ -16,21 +16,26 @@ def _refuse(value: object, *, reason: str, fix: str) -> SpmdZeroConfigError:
 
 @dataclass(frozen=True)
 class MeshSpec:
-    """Names and sizes of the mesh axes. The batch is split over all axes.
+    """Names and sizes of the mesh axes. The batch is split over ``data`` and ``fsdp``.
 
     Attributes:
-        axes: (name, number of devices) per axis, ``data`` before ``fsdp``. States are sharded over
-            ``fsdp`` and replicated over ``data``; a mesh may have no ``data`` axis.
+        axes: (name, number of devices) per axis, in the order ``data``, ``fsdp``, ``tensor``, of
+            which only ``fsdp`` is always there. States are sharded over ``fsdp`` and replicated
+            over ``data``. Devices along ``tensor`` share one replica's work: the dims of weights
+            that the plan says are split over them.
     """
 
     axes: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
-        if self.names not in (("fsdp",), _AXIS_ORDER):
+        known = tuple(name for name in _AXIS_ORDER if name in self.names)
+        if "fsdp" not in self.names or self.names != known:
             raise _refuse(
                 self.names,
-                reason="the mesh axes are 'fsdp' and before it, if wanted, 'data', each once",
-                fix='Write {"fsdp": -1}, or {"data": 2, "fsdp": -1} for two copies of the shards.',
+                reason="the mesh axes are 'fsdp', before it 'data' and behind it 'tensor', if "
+                "wanted, each once",
+                fix='Write {"fsdp": -1}, {"data": 2, "fsdp": -1} for two copies of the shards, or '
+                '{"fsdp": -1, "tensor": 2} for weights that two devices share.',
             )
         for name, size in self.axes:
             if size < 1:
@@ -48,7 +53,9 @@ class MeshSpec:
             SpmdZeroConfigError: an unknown axis, no ``fsdp`` axis, a size that is neither
                 positive nor -1, more than one -1, or sizes that don't multiply to `device_count`.
         """
-        sizes = {name: axes[name] for name in sorted(axes)}
+        # An axis tensor of one device splits nothing.
+        asked = {name: size for name, size in axes.items() if (name, size) != ("tensor", 1)}
+        sizes = {name: asked[name] for name in sorted(asked)}
         open_axes = [name for name, size in sizes.items() if size == -1]
         known = math.prod(size for size in sizes.values() if size != -1)
         if len(open_axes) == 1 and known > 0:
@@ -85,9 +92,19 @@ class MeshSpec:
         return self.data * self.fsdp
 
     @property
+    def batch_axes(self) -> tuple[str, ...]:
+        """The axes over which rows are split: all but ``tensor``."""
+        return tuple(name for name in self.names if name != "tensor")
+
+    @property
     def fsdp(self) -> int:
-        """Devices that share one copy of the states."""
+        """Replicas that share one copy of the states."""
         return dict(self.axes)["fsdp"]
+
+    @property
+    def tensor(self) -> int:
+        """Devices that share one replica's work: 1 when the mesh has no ``tensor`` axis."""
+        return dict(self.axes).get("tensor", 1)
 
     @property
     def data(self) -> int:

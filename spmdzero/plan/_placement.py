@@ -17,15 +17,19 @@ class Placement:
     """How the devices of a mesh hold one tensor.
 
     Attributes:
-        kind: ``replicate``: every device holds all of it. ``shard``: split along `dim` over the
-            ``fsdp`` axis. ``flat``: flattened, padded to a multiple of the ``fsdp`` axis, and
-            split. ``partial``: each device holds its own whole summand; the tensor is their sum.
-        dim: the tensor dim that is split; None unless `kind` is ``shard``.
+        kind: what the replicas hold. ``replicate``: each holds all of it. ``shard``: split along
+            `dim` over the ``fsdp`` axis. ``flat``: flattened, padded to a multiple of the ``fsdp``
+            axis, and split. ``partial``: each holds its own whole summand; the tensor is their sum.
+        dim: the tensor dim that is split over ``fsdp``; None unless `kind` is ``shard``.
+        tensor_dim: the tensor dim that the devices of a replica split over the ``tensor`` axis;
+            None where each of them has what the replica holds, as of a ``flat`` tensor. Where it is
+            `dim` too, the parts over ``tensor`` are split over ``fsdp``.
         reason: why the tensor has this placement, for people to read.
     """
 
     kind: Literal["replicate", "shard", "flat", "partial"]
     dim: int | None = None
+    tensor_dim: int | None = None
     reason: str
 
     def __post_init__(self) -> None:
@@ -33,13 +37,24 @@ class Placement:
             raise SpmdZeroUsageError(
                 f"placement {self.kind!r} with dim {self.dim}: a dim belongs to 'shard' and only it"
             )
+        if self.kind == "flat" and self.tensor_dim is not None:
+            raise SpmdZeroUsageError("a flat tensor isn't split over the tensor axis")
         if not self.reason:
             raise SpmdZeroUsageError(f"placement {self.kind!r} has no reason")
 
     @property
-    def is_sharded(self) -> bool:
-        """Whether a device holds only its part of the tensor (``shard`` or ``flat``)."""
+    def over_fsdp(self) -> bool:
+        """Whether a replica holds only its part of the tensor (``shard`` or ``flat``)."""
         return self.kind in ("shard", "flat")
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a device holds only its part of the tensor, over whichever axis."""
+        return self.over_fsdp or self.tensor_dim is not None
+
+    def on_each_replica(self, *, reason: str) -> "Placement":
+        """The placement of a tensor that each replica holds whole, and splits as this one."""
+        return Placement(kind="replicate", tensor_dim=self.tensor_dim, reason=reason)
 
     def stored_shape(self, shape: Shape, mesh: MeshSpec) -> Shape:
         """The global shape in which a tensor of `shape` is stored.
@@ -56,21 +71,30 @@ class Placement:
         """The mesh axes that split each dim of the stored shape; None for a dim that isn't split.
 
         Raises:
-            SpmdZeroUsageError: `shape` has no dim `dim`, or the ``fsdp`` axis doesn't divide it.
+            SpmdZeroUsageError: `shape` has no dim `dim` or `tensor_dim`, or its axis doesn't divide
+                it.
         """
-        whole = (None,) * len(shape)
         if self.kind == "flat":
             return ("fsdp",)
-        if self.kind == "partial":
-            return (mesh.names if len(mesh.names) > 1 else mesh.names[0], *whole)
-        if self.dim is None:
-            return whole
-        if not 0 <= self.dim < len(shape) or shape[self.dim] % mesh.fsdp:
+        axes: list[tuple[str, ...]] = [()] * len(shape)
+        for dim, axis in ((self.tensor_dim, "tensor"), (self.dim, "fsdp")):
+            if dim is not None:
+                self._check(dim, axis, axes, shape, mesh)
+                axes[dim] += (axis,)
+        spec = tuple(_entry(names) for names in axes)
+        return (_entry(mesh.batch_axes), *spec) if self.kind == "partial" else spec
+
+    def _check(
+        self, dim: int, axis: str, axes: list[tuple[str, ...]], shape: Shape, mesh: MeshSpec
+    ) -> None:
+        sizes = dict(mesh.axes)
+        parts = sizes.get(axis, 1) * math.prod(
+            sizes[name] for name in (axes[dim] if 0 <= dim < len(shape) else ())
+        )
+        if axis not in sizes or not 0 <= dim < len(shape) or shape[dim] % parts:
             raise SpmdZeroUsageError(
-                f"a tensor of shape {shape} can't be sharded on dim {self.dim} "
-                f"over {mesh.fsdp} devices"
+                f"a tensor of shape {shape} can't be sharded on dim {dim} over {parts} devices"
             )
-        return (*whole[: self.dim], "fsdp", *whole[self.dim + 1 :])
 
     def local_shape(self, shape: Shape, mesh: MeshSpec) -> Shape:
         """The shape of the part that one device holds; the same on every device.
@@ -80,7 +104,7 @@ class Placement:
         """
         stored, spec = self.stored_shape(shape, mesh), self.partition_spec(shape, mesh)
         return tuple(
-            length // math.prod(dict(mesh.axes)[axis] for axis in _axes(entry))
+            length // math.prod(dict(mesh.axes)[axis] for axis in axes_of(entry))
             for length, entry in zip(stored, spec, strict=True)
         )
 
@@ -97,23 +121,32 @@ class Placement:
             slices = []
             for length, entry in zip(local, spec, strict=True):
                 index = 0
-                for axis in _axes(entry):
+                for axis in axes_of(entry):
                     index = index * dict(mesh.axes)[axis] + position[axis]
                 slices.append(slice(index * length, (index + 1) * length))
             owned.append(tuple(slices))
         return tuple(owned)
 
     def short(self, shape: Shape, mesh: MeshSpec) -> str:
-        """``R``, ``S(dim)``, ``F`` (with its padding: ``F(pad 91->96)``) or ``P``."""
-        if self.kind == "shard":
-            return f"S({self.dim})"
+        """``R``, ``S(dim)``, ``F`` (with its padding: ``F(pad 91->96)``) or ``P``.
+
+        ``T(dim)`` follows where the ``tensor`` axis splits it: ``S(1) T(0)``.
+        """
         if self.kind == "flat":
             elements, (padded,) = math.prod(shape), self.stored_shape(shape, mesh)
             return "F" if padded == elements else f"F(pad {elements:,}->{padded:,})"
-        return "P" if self.kind == "partial" else "R"
+        over = {"shard": f"S({self.dim})", "partial": "P", "replicate": "R"}[self.kind]
+        return over if self.tensor_dim is None else f"{over} T({self.tensor_dim})"
 
 
-def _axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+def _entry(axes: tuple[str, ...]) -> str | tuple[str, ...] | None:
+    if len(axes) < 2:
+        return axes[0] if axes else None
+    return axes
+
+
+def axes_of(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The mesh axes that an entry of a `PartitionSpec` names."""
     if entry is None:
         return ()
     return (entry,) if isinstance(entry, str) else entry

@@ -100,12 +100,17 @@ class ShardingPlan(Shown):
         """
 
         def states(param: ParamSpec) -> Iterator[RoleState]:
-            shard = choose_placement(param.shape, mesh=mesh, min_shard_elements=min_shard_elements)
+            shard = choose_placement(
+                param.shape,
+                mesh=mesh,
+                min_shard_elements=min_shard_elements,
+                tensor_dim=param.tensor_dim if mesh.tensor > 1 else None,
+            )
             if not param.trainable:
                 frozen = (
                     parameter_at_rest(stage=stage, shard=shard, persistent=param.persistent)
                     if stage == 3
-                    else Placement(kind="replicate", reason="frozen: no gradient, no state")
+                    else shard.on_each_replica(reason="frozen: no gradient, no state")
                 )
                 yield RoleState(role=Role.PARAMETER, placement=frozen, dtype=param.dtype)
                 return
@@ -199,7 +204,7 @@ class ShardingPlan(Shown):
     def rests_on_host(self, role: Role, tensor: TensorPlan) -> bool:
         """Whether a role of a parameter rests in host memory; a small tensor isn't worth a copy."""
         small = math.prod(tensor.shape) < self.min_shard_elements
-        if role is Role.PARAMETER and not tensor.require(role).is_sharded:
+        if role is Role.PARAMETER and not tensor.require(role).over_fsdp:
             # Each use reads a tensor that every device holds whole, and no use gathers it.
             return False
         return role in self.on_host and not small

@@ -32,8 +32,8 @@ def in_use(role: Role, at_rest: Placement) -> Placement:
             computes with shards.
         at_rest: the tensor's placement between steps.
     """
-    if role is Role.PARAMETER and at_rest.is_sharded:
-        return Placement(kind="replicate", reason="gathered where the forward uses it")
+    if role is Role.PARAMETER and at_rest.over_fsdp:
+        return at_rest.on_each_replica(reason="gathered where the forward uses it")
     return at_rest
 
 
@@ -45,16 +45,24 @@ def parameter_at_rest(*, stage: int, shard: Placement, persistent: bool) -> Plac
         shard: the placement of the states that the stage shards.
         persistent: whether stage 3 keeps the parameter whole because it is small.
     """
+    splits_again = shard.dim is not None and shard.dim == shard.tensor_dim
     if stage < 3:
-        reason = f"stage {stage} keeps this whole on every device"
-    elif shard.kind == "shard" and not persistent:
+        reason = _whole(stage, shard)
+    elif shard.kind == "shard" and not persistent and not splits_again:
         return shard
+    elif shard.kind == "shard" and not persistent:
+        reason = "no dim but that over tensor divides: gathers would interleave its parts"
     elif shard.kind == "flat":
         # A module's parameter keeps its shape, and no dim of it splits evenly over the devices.
         reason = f"{shard.reason}; a parameter keeps its shape, and stays whole"
     else:
         reason = "within stage3_param_persistence_threshold" if persistent else shard.reason
-    return Placement(kind="replicate", reason=reason)
+    return shard.on_each_replica(reason=reason)
+
+
+def _whole(stage: int, shard: Placement) -> str:
+    every = "device" if shard.tensor_dim is None else "replica"
+    return f"stage {stage} keeps this whole on every {every}"
 
 
 def placements_at_stage(
@@ -69,13 +77,14 @@ def placements_at_stage(
             backward hands over a gradient that is already reduced.
         persistent: as in `parameter_at_rest`.
     """
-    whole = Placement(kind="replicate", reason=f"stage {stage} keeps this whole on every device")
-    state = whole if stage == 0 else shard
+    state = shard.on_each_replica(reason=_whole(stage, shard)) if stage == 0 else shard
     if stage >= 2:
         accumulator = state
     elif partial:
         accumulator = Placement(
-            kind="partial", reason="each device sums its own micro-batches, reduced once a step"
+            kind="partial",
+            tensor_dim=shard.tensor_dim,
+            reason="each device sums its own micro-batches, reduced once a step",
         )
     else:
         accumulator = replace(

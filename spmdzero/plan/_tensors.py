@@ -19,6 +19,7 @@ class ParamSpec:
         trainable: whether it has a gradient and optimizer states.
         moments: its own optimizer slots; None if they are the plan's.
         persistent: whether stage 3 keeps it whole between steps because it is small.
+        tensor_dim: the dim that the mesh axis ``tensor`` splits; None for none.
     """
 
     name: str
@@ -27,6 +28,7 @@ class ParamSpec:
     trainable: bool
     moments: tuple[str, ...] | None = None
     persistent: bool = False
+    tensor_dim: int | None = None
 
     def __post_init__(self) -> None:
         itemsize(self.dtype)

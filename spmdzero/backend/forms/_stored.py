@@ -29,9 +29,10 @@ def gather(mesh: Mesh, stored: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 def relaid(mesh: Mesh, stored: torch.Tensor, *, now: Layout, to: Layout) -> torch.Tensor:
     """A copy of a tensor stored as `now` says, in the form that `to` stores."""
-    if (to.kind, to.placement.dim) == (now.kind, now.placement.dim):
+    if (now.kind == "flat") == (to.kind == "flat"):
+        # Both have the same stored shape: an annotation says which part each device holds.
         return mesh.mark(arrays.fresh(stored), to.spec)
-    whole = gather(mesh, stored, now) if now.is_sharded else stored
+    whole = gather(mesh, stored, now) if now.over_fsdp else stored
     return store(mesh, whole, to) if to.is_sharded else whole
 
 

@@ -3,7 +3,7 @@
 Nodes of replica space run inside `shard_map`. A graph may enter and leave the region several times:
 forward, a loss of the user's, backward. So each node has a phase that is never below those of its
 inputs, even in global space and odd in replica space. Each phase of replica space becomes one
-`shard_map`. Its values that later phases need cross as arrays with a leading dim of all devices.
+`shard_map`. Its values that later phases need cross as arrays with a leading dim of all replicas.
 """
 
 import contextlib
@@ -21,6 +21,8 @@ from spmdzero.backend.jax._lowered import lowered
 from spmdzero.backend.jax._memory import ON_DEVICE, ON_HOST, rests_on_host
 from spmdzero.backend.jax._numbers import as_taken
 from spmdzero.backend.jax._operations import FETCH, KEEP_ON_HOST
+from spmdzero.backend.jax._slice import batch_axes
+from spmdzero.backend.jax._two_batch_dims import TwoBatchDims
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.jax._versions import moved
 
@@ -59,6 +61,7 @@ def function_of(graph: Graph, mesh: Mesh, shardings: Sequence[Any] = ()) -> Any:
             for slot, a in zip(graph.inputs, arrays, strict=True)
         }
         at_rest = dict[int, Any]()
+        split = TwoBatchDims({slot.number for slot in graph.outputs})
 
         def settle(numbers: Iterable[int]) -> None:
             """Notes what is in the host's memory; operations compute in the devices'."""
@@ -82,7 +85,9 @@ def function_of(graph: Graph, mesh: Mesh, shardings: Sequence[Any] = ()) -> Any:
                         _run(step, whole)
                         settle([slot.number for slot in step.made])
             elif steps:
-                _run_region(steps, whole, needed.get(phase, set()), _mesh_of(steps, mesh))
+                phase_mesh = _mesh_of(steps, mesh)
+                kept = split if "tensor" in phase_mesh.axis_names else None
+                _run_region(steps, whole, needed.get(phase, set()), phase_mesh, kept)
         whole |= at_rest
         # What a region keeps on the host leaves the program on the devices, where others compute.
         whole |= {number: moved(whole[number], host=False) for number in _kept(graph)}
@@ -208,9 +213,23 @@ def _mesh_of(steps: list[Step], default: Mesh) -> Mesh:
     return next((mesh for step in steps if (mesh := getattr(step.op, "mesh", None))), default)
 
 
-def _run_region(steps: list[Step], whole: dict[int, Any], needed: set[int], mesh: Mesh) -> None:
-    """Runs a phase of replica space, and adds the values that others need to `whole`."""
-    stacked = PartitionSpec(mesh.axis_names)
+def _run_region(
+    steps: list[Step],
+    whole: dict[int, Any],
+    needed: set[int],
+    mesh: Mesh,
+    split: TwoBatchDims | None,
+) -> None:
+    """Runs a phase of replica space, and adds the values that others need to `whole`.
+
+    Args:
+        steps: the operations of the phase.
+        whole: number of a slot -> array.
+        needed: numbers of the slots that other phases read, or that are outputs.
+        mesh: the devices.
+        split: computes products over heads, where the mesh has an axis ``tensor``.
+    """
+    stacked = PartitionSpec(batch_axes(mesh))
     own = {slot.number for step in steps for slot in step.made}
     entering: dict[tuple[int, Any], Any] = {}
     outer: dict[int, Slot] = {}
@@ -235,7 +254,8 @@ def _run_region(steps: list[Step], whole: dict[int, Any], needed: set[int], mesh
         at_border = dict(zip(enters, arrays, strict=False))
         known: dict[int, Any] = {}
         for number, array in zip(others, arrays[len(enters) :], strict=True):
-            known[number] = array[0] if by_device[number] else array
+            entered = array[0] if by_device[number] else array
+            known[number] = split.enter(outer[number], entered) if split else entered
         for step in steps:
             if step.op.key[0] == "enter":
                 (slot,) = _slots(step)
@@ -243,14 +263,23 @@ def _run_region(steps: list[Step], whole: dict[int, Any], needed: set[int], mesh
             elif _leaves(step):
                 (slot,) = _slots(step)
                 known[step.made[0].number] = known[slot.number]
-            else:
+            elif not (split and split.computes(step, _slots(step), known)):
                 _run(step, known)
         results = [known[step.made[0].number] for step in left]
+        if split:
+            known |= {number: split.leave(number, known[number]) for number in kept}
+            split.end()
         return [*results, *(known[number][None] for number in kept)]
 
     out_specs = [PartitionSpec(*step.op.spec) for step in left] + [stacked for _ in kept]
     on_each: Any = jax.shard_map(
-        inside, mesh=mesh, in_specs=tuple(in_specs), out_specs=out_specs, check_vma=False
+        inside,
+        mesh=mesh,
+        in_specs=tuple(in_specs),
+        out_specs=out_specs,
+        # The compiler divides what happens inside over the axis tensor, by the weights' shardings.
+        axis_names=set(batch_axes(mesh)),
+        check_vma=False,
     )
     given = [whole[number] for number, _ in enters] + [
         _own.on_each_device(whole[n], mesh) if outer[n].space is Space.HOST else whole[n]
@@ -266,7 +295,7 @@ def marked_spec(graph: Graph, mesh: Mesh) -> list[Any]:
     shardings: list[Any] = []
     for slot in graph.outputs:
         if slot.space is Space.REPLICA:
-            shardings.append(NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
+            shardings.append(NamedSharding(mesh, PartitionSpec(batch_axes(mesh))))
         elif slot.space is Space.HOST:
             shardings.append(_own.sharding(slot.shape, mesh))
         else:

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from spmdzero.backend.hosts._watching import waiting
+from spmdzero.backend.jax._slice import batch_axes, replicas_of
 
 
 @functools.cache
@@ -27,11 +28,11 @@ def hosts_of(mesh: Mesh) -> int:
 def sharding(shape: Sequence[int], mesh: Mesh) -> NamedSharding:
     """The sharding of an array that holds a part of `shape` of each host.
 
-    The devices of a host share its rows if they can; otherwise each holds the whole part.
+    The replicas of a host share its rows if they can; otherwise each holds the whole part.
     """
     hosts = hosts_of(mesh)
-    if shape and shape[0] and shape[0] % (mesh.size // hosts) == 0:
-        return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    if shape and shape[0] and shape[0] % (replicas_of(mesh) // hosts) == 0:
+        return NamedSharding(mesh, PartitionSpec(batch_axes(mesh)))
     by_host = Mesh(mesh.devices.reshape(hosts, -1), ("host", "device"))
     return NamedSharding(by_host, PartitionSpec("host"))
 
@@ -88,10 +89,10 @@ def rows_of_all(array: jax.Array, dim: int) -> jax.Array:
 
 
 def on_each_device(array: jax.Array, mesh: Mesh) -> jax.Array:
-    """Repeats `[hosts, *shape]` for each device of a host, `[devices, *shape]`."""
-    times = mesh.size // hosts_of(mesh)
+    """Repeats `[hosts, *shape]` for each replica of a host, `[replicas, *shape]`."""
+    times = replicas_of(mesh) // hosts_of(mesh)
     whole = jnp.repeat(array, times, axis=0)
-    spread = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    spread = NamedSharding(mesh, PartitionSpec(batch_axes(mesh)))
     return jax.lax.with_sharding_constraint(whole, spread)
 
 

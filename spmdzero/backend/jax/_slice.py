@@ -14,6 +14,16 @@ def devices_by_host() -> list[jax.Device]:
     return sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
 
 
+def batch_axes(mesh: jax.sharding.Mesh) -> tuple[str, ...]:
+    """The axes over which rows are split, and which the region divides; see `MeshSpec`."""
+    return tuple(name for name in mesh.axis_names if name != "tensor")
+
+
+def replicas_of(mesh: jax.sharding.Mesh) -> int:
+    """Number of data-parallel replicas."""
+    return math.prod(mesh.shape[name] for name in batch_axes(mesh))
+
+
 def torus_of(devices: Sequence[Any]) -> Torus | None:
     """Number of chips along each direction of JAX's devices, x first; a device is a chip.
 

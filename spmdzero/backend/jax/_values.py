@@ -54,7 +54,7 @@ class Value:
         space: decides where operations on it are computed.
         node, index: the node that makes it, and which of its results; None once it is computed.
         array: the array on the devices, None until it is computed. A replica's has a leading dim of
-            all devices, a host's is as in `_own`. A placeholder's has only shape, dtype and
+            all replicas, a host's is as in `_own`. A placeholder's has only shape, dtype and
             sharding.
         stand_in: whether it is an input without data, or computed from one.
         serial: increases from value to value.

@@ -27,7 +27,7 @@ from spmdzero.backend.jax._values import Space, Value, record
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax._writes import write
 from spmdzero.backend.protocols._mesh import REPLICATED, PartitionSpec
-from spmdzero.plan import MeshSpec
+from spmdzero.plan import MeshSpec, axes_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,14 +73,12 @@ class DeviceMesh:
         hosts = jax.process_count()
         return JaxAcross(self.devices, hosts) if hosts > 1 else None
 
-    @property
-    def batch_axes(self) -> str | tuple[str, ...]:
-        """The mesh axes that a batch dim is split over: all of them."""
-        return self.spec.names if len(self.spec.names) > 1 else self.spec.names[0]
-
     def batch_spec(self, ndim: int, dim: int = 0) -> PartitionSpec:
-        """The spec of an `ndim`-dimensional tensor whose `dim` is split over all axes."""
-        return tuple(self.batch_axes if i == dim else None for i in range(ndim))
+        """The spec of an `ndim`-dimensional tensor whose `dim` is split over the replicas."""
+        axes = self.spec.batch_axes
+        return tuple(
+            (axes if len(axes) > 1 else axes[0]) if i == dim else None for i in range(ndim)
+        )
 
     def sharding(self, spec: PartitionSpec) -> NamedSharding:
         """JAX's sharding for a spec on this mesh."""
@@ -140,8 +138,8 @@ class DeviceMesh:
         self.mark(old, spec)
 
     def enter(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
-        """This device's shard of a global tensor, in replica space."""
-        spec = tuple(spec)
+        """See `Mesh`."""
+        spec = self._of_region(spec)
         value = own_value(tensor)
         require_same(value)
         shape = [
@@ -153,10 +151,16 @@ class DeviceMesh:
     def leave(
         self, tensor: torch.Tensor, spec: PartitionSpec, shape: tuple[int, ...]
     ) -> torch.Tensor:
-        """The global tensor of `shape` whose shard on each device is `tensor`."""
-        spec = tuple(spec)
-        op = MeshOp(("leave", spec, *self.key), None, Space.GLOBAL, spec, self.devices)
-        return over(record(op, (own_value(tensor),), {}, [(shape, tensor.dtype)])[0])
+        """The global tensor of `shape` whose shard on each replica is `tensor`."""
+        inside = self._of_region(spec)
+        op = MeshOp(("leave", inside, *self.key), None, Space.GLOBAL, inside, self.devices)
+        whole = over(record(op, (own_value(tensor),), {}, [(shape, tensor.dtype)])[0])
+        return whole if inside == tuple(spec) else self.mark(whole, spec)
+
+    def _of_region(self, spec: PartitionSpec) -> PartitionSpec:
+        """The axes in a spec by which the region divides a tensor: all but ``tensor``."""
+        parts = [tuple(axis for axis in axes_of(entry) if axis != "tensor") for entry in spec]
+        return tuple((axes if len(axes) > 1 else axes[0]) if axes else None for axes in parts)
 
     def _parts(self, axes: str | tuple[str, ...] | None) -> int:
         if axes is None:

@@ -49,11 +49,12 @@ def replica_region(
         keep_on_host=keep_on_host,
     )  # fmt: skip
     gathered = None
-    if layouts and parts:
-        gathered = GatheredAtUse(mesh, layouts, JaxGathering(mesh), parts, seed=seed)
+    shards = {name: layout for name, layout in (layouts or {}).items() if layout.over_fsdp}
+    if shards and parts:
+        gathered = GatheredAtUse(mesh, shards, JaxGathering(mesh), parts, seed=seed)
     return ReplicaRegion(
         mesh=mesh, module=module, sink=sink, rules=rules, around=around, seed=seed, wrote=wrote,
-        gathered=gathered,
+        gathered=gathered, layouts=layouts or {},
     )  # fmt: skip
 
 

@@ -64,7 +64,7 @@ class Mesh(Protocol):
         """Number of data-parallel replicas, each of which runs the model on its own rows."""
 
     def batch_spec(self, ndim: int, dim: int = 0) -> PartitionSpec:
-        """The spec of an `ndim`-dimensional tensor whose `dim` is split over all axes."""
+        """The spec of an `ndim`-dimensional tensor whose `dim` is split over the replicas."""
 
     def mark(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
         """Constrains `tensor` to `spec` and returns the constrained tensor."""
@@ -73,7 +73,11 @@ class Mesh(Protocol):
         """Makes `old` hold `new`, constrained to `spec`, in the memory of `old` (donation)."""
 
     def enter(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
-        """This device's shard of a global tensor, as a tensor in replica space."""
+        """This replica's shard of a global tensor, as a tensor in replica space.
+
+        The region divides `data` and `fsdp`. What the axis ``tensor`` splits stays split in it, as
+        the compiler's own affair, so that `spec` need not say it.
+        """
 
     def leave(
         self, tensor: torch.Tensor, spec: PartitionSpec, shape: tuple[int, ...]

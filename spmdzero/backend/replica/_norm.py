@@ -6,22 +6,47 @@ import torch
 
 from spmdzero.backend._current import programs
 from spmdzero.backend.protocols._mesh import REPLICATED, Mesh, PartitionSpec
+from spmdzero.plan import axes_of
+
+_Placed = Sequence[tuple[torch.Tensor, PartitionSpec]]
 
 
-def global_norm(tensors: Sequence[tuple[torch.Tensor, PartitionSpec]], mesh: Mesh) -> torch.Tensor:
+def global_norm(tensors: _Placed, mesh: Mesh) -> torch.Tensor:
     """The L2 norm over all elements of all `tensors`, 0-dim fp32, replicated.
 
     Each device sums the squares of its own shards first. A sum in global space would cost one
     all-reduce for each tensor, because XLA's CPU compiler does not combine them.
     """
-    whole, shards = [], []
+    whole, shards, shared = [], [], []
     for tensor, spec in tensors:
-        (shards if any(axis is not None for axis in spec) else whole).append((tensor, spec))
+        over_tensor = _dim_over("tensor", spec) is not None
+        kind = shared if over_tensor else whole
+        (kind if _dim_over("fsdp", spec) is None else shards).append((tensor, spec))
     squares = [tensor.float().pow(2).sum() for tensor, _ in whole]
     with programs.scope("zero.norm/global"):
+        squares += _squares(shared, mesh)
         if shards:
-            local = [mesh.enter(t, s).float().pow(2).sum() for t, s in shards]
+            local = _squares([(mesh.enter(t, s), s) for t, s in shards], mesh)
             total = torch.stack(local).sum().reshape(1)
             stacked = mesh.leave(total, ("fsdp",), (mesh.spec.fsdp,))
             squares.append(mesh.mark(stacked.sum(), REPLICATED))
     return mesh.mark(torch.stack(squares).sum().sqrt(), REPLICATED)
+
+
+def _squares(tensors: _Placed, mesh: Mesh) -> list[torch.Tensor]:
+    """Sums of squares: of each tensor, but of those that the axis ``tensor`` splits together.
+
+    These stay apart for each device of the axis until all are added: one all-reduce, not one each.
+    """
+    sums, apart = list[torch.Tensor](), list[torch.Tensor]()
+    for tensor, spec in tensors:
+        square, dim = tensor.float().pow(2), _dim_over("tensor", spec)
+        if dim is None:
+            sums.append(square.sum())
+        else:
+            apart.append(square.movedim(dim, 0).reshape(mesh.spec.tensor, -1).sum(1))
+    return sums + ([torch.stack(apart).sum(0).sum()] if apart else [])
+
+
+def _dim_over(axis: str, spec: PartitionSpec) -> int | None:
+    return next((dim for dim, entry in enumerate(spec) if axis in axes_of(entry)), None)

@@ -99,7 +99,7 @@ class GradientReduction:
         machine code. `spmdzero.explain` removes the division from programs that it compiles for
         TPUs.
         """
-        if not layout.is_sharded or runtime.program_platform() != "CPU":
+        if not layout.over_fsdp or runtime.program_platform() != "CPU":
             return gradient
         one = (gradient == gradient) | (gradient != gradient)
         return gradient / one.to(gradient.dtype)

@@ -44,13 +44,14 @@ from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.backend.replica._reentrant import second_runs
 from spmdzero.backend.replica._written import FirstWrong, leave_written
 from spmdzero.errors import ReplicaRegionError
+from spmdzero.plan import Layout
 
 
 class ReplicaRegion:
-    """Calls `module` once per device, each time on the device's own rows.
+    """Calls `module` once per replica, each time on the replica's own rows.
 
     Args:
-        mesh: the devices; every axis splits the batch.
+        mesh: the devices; every axis but ``tensor`` splits the batch.
         module: its parameters and buffers live on the device, replicated except those in
             `gathered`.
         sink: called in backward with each trainable parameter's name and this replica's
@@ -62,6 +63,7 @@ class ReplicaRegion:
         around: the contexts that the backend puts around the module.
         wrote: called with the names of parameters and buffers that a forward wrote.
         gathered: gathers parameters that are stored as shards; None where there are none.
+        layouts: name -> layout, of the parameters of which a device holds only its part.
 
     Attributes:
         replicas: number of each replica, `[n]` int32, sharded.
@@ -81,13 +83,15 @@ class ReplicaRegion:
         seed: int = 1,
         wrote: Wrote = ignore_writes,
         gathered: GatheredAtUse | None = None,
+        layouts: Mapping[str, Layout] | None = None,
     ) -> None:
-        self._gathered = gathered
+        self._gathered, self._layouts = gathered, layouts or {}
         self._mesh, self._module, self._sink, self._wrote = mesh, module, sink, wrote
         self._outputs = Outputs(mesh=mesh, rules=rules, seed=seed)
         self._seed, self._around = seed, around
-        first = runtime.process_index() * runtime.local_device_count()
-        ids = torch.arange(first, first + runtime.local_device_count(), dtype=torch.int32)
+        local = mesh.replicas // runtime.process_count()
+        first = runtime.process_index() * local
+        ids = torch.arange(first, first + local, dtype=torch.int32)
         self.replicas = mesh.place(ids, mesh.batch_spec(1))
         # The latest call's state; None if the call was folded: its backward brings a state of its
         # own.
@@ -207,7 +211,7 @@ class ReplicaRegion:
             own = self._own_state()
             with torch.no_grad():
                 for name, value in written.items():
-                    rest = self._gathered.layouts.get(name) if self._gathered else None
+                    rest = self._layouts.get(name)
                     self._mesh.commit(own[name], value, rest.spec if rest else REPLICATED)
             self._wrote(written.keys())
         for label, flag in flags.items():

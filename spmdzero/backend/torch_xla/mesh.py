@@ -51,11 +51,6 @@ class DeviceMesh:
         """None, because every tensor is the same on all hosts."""
         return None
 
-    @property
-    def batch_axes(self) -> str | tuple[str, ...]:
-        """The mesh axes that a batch dim is split over: all of them."""
-        return self.spec.names if len(self.spec.names) > 1 else self.spec.names[0]
-
     def operation(self, spec: PartitionSpec) -> _private.OpSharding:
         """The OpSharding of a partition spec, built once: building takes 278 µs, a lookup 0.1."""
         if spec not in self._operations:
@@ -63,8 +58,11 @@ class DeviceMesh:
         return self._operations[spec]
 
     def batch_spec(self, ndim: int, dim: int = 0) -> PartitionSpec:
-        """The spec of an `ndim`-dimensional tensor whose `dim` is split over all axes."""
-        return tuple(self.batch_axes if i == dim else None for i in range(ndim))
+        """The spec of an `ndim`-dimensional tensor whose `dim` is split over the replicas."""
+        axes = self.spec.batch_axes
+        return tuple(
+            (axes if len(axes) > 1 else axes[0]) if i == dim else None for i in range(ndim)
+        )
 
     def mark(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
         """Annotates `tensor` in place and returns it."""

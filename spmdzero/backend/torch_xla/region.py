@@ -51,7 +51,7 @@ def replica_region(
         gathered = GatheredAtUse(mesh, layouts, XlaGathering(mesh), parts, seed=seed)
     return ReplicaRegion(
         mesh=mesh, module=module, sink=sink, rules=rules, around=around, seed=seed, wrote=wrote,
-        gathered=gathered,
+        gathered=gathered, layouts=layouts or {},
     )  # fmt: skip
 
 

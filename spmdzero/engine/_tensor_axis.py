@@ -1,0 +1,176 @@
+"""The dims of a model's weights that the mesh axis ``tensor`` splits."""
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from spmdzero.config import PRESETS, LayerSpec, SpmdZeroConfig, TensorParallelConfig
+from spmdzero.errors import SpmdZeroConfigError
+from spmdzero.plan import MeshSpec
+
+# A style of transformers' plans -> how it splits a weight. Of a "packed" weight, which is several
+# in one, each device has a part of each after the compiler has moved what a slice misses.
+_STYLES = {
+    "colwise": "column",
+    "colwise_rep": "column",
+    "colwise_gather_output": "column",
+    "packed_colwise": "column",
+    "rowwise": "row",
+    "rowwise_rep": "row",
+    "packed_rowwise": "row",
+    "embedding_rowwise": "row",
+}
+# Styles that place no weight: they say where a module of each rank communicates.
+_WITHOUT_WEIGHT = ("replicated_with_grad_allreduce", "moe_tp_experts", "gather", "all_reduce")
+# Attributes of transformers' configs that count what attention splits a projection into.
+_HEADS = ("num_attention_heads", "n_head", "num_heads", "num_key_value_heads")
+
+Way = str | int
+_Rule = Callable[[str], Way | None]
+
+
+def tensor_dims(config: SpmdZeroConfig, model: nn.Module, *, mesh: MeshSpec) -> dict[str, int]:
+    """Parameter name -> the dim that the axis ``tensor`` splits; empty without such an axis.
+
+    "column" splits what a layer makes, "row" what it takes (Megatron-LM, arXiv 1909.08053): of an
+    ``nn.Linear`` dim 0 or 1 of its weight, of an ``nn.Embedding`` dim 1 or 0, of transformers'
+    ``Conv1D`` dim 1 or 0. A bias is split with the columns.
+
+    Args:
+        config: names the weights, as docs/config.md says: ``spmd.partition``, then
+            ``tensor_parallel.partition_config`` and ``preset_model``, else the model's own plan.
+        model: on any device.
+        mesh: the devices.
+
+    Raises:
+        SpmdZeroConfigError: nobody says how to split the model; or a dim, or the number of heads,
+            doesn't divide by the axis.
+    """
+    if mesh.tensor == 1:
+        return {}
+    rules = [*_rules(config, model)]
+    owners = {
+        f"{prefix}.{name}" if prefix else name: part
+        for prefix, part in model.named_modules()
+        for name, _ in part.named_parameters(recurse=False)
+    }
+    found = dict[str, int]()
+    for name, parameter in model.named_parameters():
+        way = next((way for rule in rules if (way := rule(name)) is not None), None)
+        if way is None and name.endswith("bias"):
+            weight = name.removesuffix("bias") + "weight"
+            way = next((way for rule in rules if (way := rule(weight)) is not None), None)
+            way = way if way == "column" else "skip"
+        dim = _dim(way, owners[name], parameter.dim())
+        if dim is None:
+            continue
+        if not 0 <= dim < parameter.dim() or parameter.shape[dim] % mesh.tensor:
+            raise _refuse(
+                mesh,
+                f"dim {dim} of {name} {list(parameter.shape)} doesn't divide by {mesh.tensor}",
+                f'Choose a size that divides it, or write "spmd": {{"partition": '
+                f'{{"{name}": "skip"}}}}.',
+            )
+        found[name] = dim
+    if not found:
+        raise _refuse(
+            mesh,
+            f"nothing says which weights of {type(model).__name__} it splits: the config names "
+            "none of them, and the model has no _tp_plan of transformers",
+            'Write "spmd": {"partition": {"*.fc1.weight": "column", "*.fc2.weight": "row"}} with '
+            "the names of your model.",
+        )
+    _require_heads(model, mesh)
+    return found
+
+
+def _dim(way: Way | None, owner: nn.Module, ndim: int) -> int | None:
+    if way is None or way == "skip":
+        return None
+    if isinstance(way, int):
+        return way
+    if ndim == 1:
+        return 0 if way == "column" else None
+    transposed = isinstance(owner, nn.Embedding) or type(owner).__name__ == "Conv1D"
+    first = (way == "column") != transposed
+    if isinstance(owner, nn.modules.conv._ConvNd):
+        return 0 if way == "column" else 1
+    return ndim - 2 if first else ndim - 1
+
+
+def _rules(config: SpmdZeroConfig, model: nn.Module) -> Iterator[_Rule]:
+    own = config.spmd.partition
+    if own:
+        yield lambda name: next(
+            (way for pattern, way in own.items() if fnmatch.fnmatchcase(name, pattern)), None
+        )
+    asked = config.tensor_parallel
+    specs = [*_specs(asked)]
+    if specs:
+        kind = getattr(getattr(model, "config", None), "model_type", None)
+        yield lambda name: next((s.way for s in specs if s.matches(name, kind)), None)
+    elif plan := _transformers_plan(model):
+        yield lambda name: _planned(plan, name)
+
+
+def _specs(asked: TensorParallelConfig) -> Iterator[LayerSpec]:
+    """The specs of the config; a spec of the user's comes before those of the preset.
+
+    Source: DeepSpeed, runtime/tensor_parallel/config.py, `get_partition_config_object`.
+    """
+    custom = asked.partition_config
+    if custom is not None:
+        yield from custom.layer_specs
+    if asked.preset_model and (custom is None or custom.use_default_specs):
+        yield from PRESETS[asked.preset_model]
+
+
+def _transformers_plan(model: nn.Module) -> dict[str, str]:
+    """The plan of a model of transformers: pattern of names -> style.
+
+    It is put together as by DeepSpeed's `_get_hf_tp_plan` (runtime/tensor_parallel/config.py).
+    """
+    base = getattr(getattr(model, "config", None), "base_model_tp_plan", None)
+    found = dict[str, str]()
+    for plan in (base, getattr(type(model), "_tp_plan", None), vars(model).get("_tp_plan")):
+        if isinstance(plan, Mapping):
+            found |= plan
+    return found
+
+
+def _planned(plan: Mapping[str, str], name: str) -> Way | None:
+    for pattern, style in plan.items():
+        expression = ".*".join(map(re.escape, pattern.split("*")))
+        if re.search(rf"(^|\.){expression}(\.weight)?$", name) is None:
+            continue
+        if style in _WITHOUT_WEIGHT:
+            return "skip"
+        if style not in _STYLES:
+            raise SpmdZeroConfigError(
+                key="spmd.mesh",
+                value="tensor",
+                reason=f"the model's own plan splits {name} as {style!r}, which is not known here",
+                fix=f'Write "spmd": {{"partition": {{"{name}": "column"}}}}, or "row", or "skip".',
+            )
+        return _STYLES[style]
+    return None
+
+
+def _require_heads(model: nn.Module, mesh: MeshSpec) -> None:
+    config: Any = getattr(model, "config", None)
+    for key in _HEADS:
+        count = getattr(config, key, None)
+        if isinstance(count, int) and count % mesh.tensor:
+            raise _refuse(
+                mesh,
+                f"{type(model).__name__} has {key} = {count}, which {mesh.tensor} devices can't "
+                "share",
+                f"Choose a size that divides {count}.",
+            )
+
+
+def _refuse(mesh: MeshSpec, reason: str, fix: str) -> SpmdZeroConfigError:
+    return SpmdZeroConfigError(key="spmd.mesh", value=dict(mesh.axes), reason=reason, fix=fix)
