@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import torch
+from jax.sharding import PartitionSpec
 
 from spmdzero.backend.attention import Direction, Form, Kernels
 from spmdzero.backend.jax._dispatch import value_of
@@ -55,7 +56,35 @@ class AttentionOp:
         # `call` needs internals of JAX that differ between its versions.
         from spmdzero.backend.jax._kernels import call
 
-        return call(self.direction, self.form, self.forms, arrays)
+        mesh: Any = jax.sharding.get_abstract_mesh()
+        shared = mesh.shape.get("tensor", 1)
+        if shared == 1:
+            return call(self.direction, self.form, self.forms, arrays)
+        # The compiler can't divide a kernel: each device of the axis has its own heads.
+        own = AttentionOp(self.direction, _shared(self.form, shared))
+        split = own.form != self.form
+        heads = PartitionSpec(None, "tensor") if split else PartitionSpec()
+        specs = tuple(heads if array.shape[1] > 1 else PartitionSpec() for array in arrays)
+        return jax.shard_map(
+            lambda *mine: call(own.direction, own.form, own.forms, mine),
+            mesh=mesh,
+            in_specs=specs,
+            out_specs=[heads] * len(own.forms),
+            axis_names={"tensor"},
+            check_vma=False,
+        )(*arrays)
+
+
+def _shared(form: Form, count: int) -> Form:
+    """What one of `count` devices computes of a form: its heads; all where they don't divide."""
+    if form.heads % count or form.kv_heads % count:
+        return form
+    mask = form.mask_shape
+    if len(mask) > 1 and mask[1] > 1:
+        mask = (mask[0], mask[1] // count, *mask[2:])
+    return dataclasses.replace(
+        form, heads=form.heads // count, kv_heads=form.kv_heads // count, mask_shape=mask
+    )
 
 
 def _run(direction: Direction, form: Form, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

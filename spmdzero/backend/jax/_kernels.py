@@ -12,7 +12,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from spmdzero.backend.attention import Direction, Form, jax_function
-from spmdzero.backend.jax._versions import narrow_numbers
+from spmdzero.backend.jax._versions import narrow_numbers, with_all_axes_manual
 from spmdzero.backend.jax.ops import jax_dtype
 
 _kernels = Primitive("spmdzero_attention")
@@ -46,8 +46,9 @@ def _lowered(context: Any, *arrays: Any, direction: Direction, form: Form, forms
     precision = "highest" if form.dtype == "float32" else "default"
     scope = f"attention.{direction}" + (".causal" if form.causal else "")
     function = jax.named_scope(scope)(jax_function(direction, form))
+    inside = with_all_axes_manual(context)
     with narrow_numbers(), jax.default_matmul_precision(precision):
-        return mlir.lower_fun(function, multiple_results=True)(context, *arrays)
+        return mlir.lower_fun(function, multiple_results=True)(inside, *arrays)
 
 
 mlir.register_lowering(_kernels, _lowered)

@@ -1,6 +1,7 @@
 """Differences between the versions of JAX and torch that this backend works with."""
 
 import contextlib
+import dataclasses
 import functools
 from typing import Any
 
@@ -46,6 +47,11 @@ def moves_to_host() -> bool:
     return (for_program.platform or jax.default_backend()).upper() == "TPU"
 
 
+def is_shared() -> bool:
+    """Whether what is traced now is divided by the compiler over the mesh axis ``tensor``."""
+    return "tensor" in jax.sharding.get_abstract_mesh().axis_names
+
+
 def moved(array: Any, *, host: bool) -> Any:
     """A traced array, moved to the host's memory or to the device's; itself off the TPU."""
     if not moves_to_host():
@@ -72,3 +78,22 @@ def lowered_for(traced: Any, platform: str) -> Any:
         lowering_platforms=(platform,),
         _private_parameters=mlir.LoweringParameters(for_export=True),
     )
+
+
+def with_all_axes_manual(context: Any) -> Any:
+    """The context of a lowering in which axes that an outer `shard_map` divides count as divided.
+
+    In a `shard_map` within another one jax 0.7.1 counts only its own axes, and refuses Pallas
+    kernels there, since the compiler would have to divide them.
+    """
+    axes = context.module_context.axis_context
+    mesh = getattr(axes, "mesh", None)
+    if mesh is None or not hasattr(axes, "manual_axes"):
+        return context
+    outer = {
+        name
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if kind is jax.sharding.AxisType.Manual
+    }
+    axes = dataclasses.replace(axes, manual_axes=axes.manual_axes | outer)
+    return context.replace(module_context=context.module_context.replace(axis_context=axes))

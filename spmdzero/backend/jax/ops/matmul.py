@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from spmdzero.backend.jax._versions import is_shared, moves_to_host
 from spmdzero.backend.jax.ops._dtypes import (
     cast,
     dtype_of,
@@ -22,7 +23,11 @@ from spmdzero.backend.jax.ops.activations import gelu, relu
 def product(a: Any, b: Any, contract: tuple[Any, Any], batch: tuple[Any, Any] = ((), ())) -> Any:
     """`dot_general` of operands of one dtype, in the dtype in which torch's kernels compute."""
     wide = jax_dtype(math_dtype(dtype_of(a)))
-    if jax.default_backend() == "cpu":
+    if moves_to_host() and is_shared():
+        # A chip adds in fp32 all the same. What devices of the axis tensor then add up of their
+        # parts crosses the wire in this dtype.
+        wide = a.dtype
+    elif jax.default_backend() == "cpu":
         # XLA's CPU kernels refuse some products of half precision with a wider result. A product of
         # two such numbers is exact in fp32, so that the result is the same.
         a, b = a.astype(wide), b.astype(wide)
