@@ -5,8 +5,8 @@ from spmdzero.plan._dtypes import itemsize
 from spmdzero.plan._estimate import estimate_zero2_model_states_mem_needs
 from spmdzero.plan._layout import Layout
 from spmdzero.plan._memory import MemoryReport, StageComparison
-from spmdzero.plan._mesh import MeshSpec
-from spmdzero.plan._placement import Placement, axes_of
+from spmdzero.plan._mesh import MeshSpec, names_of
+from spmdzero.plan._placement import Placement
 from spmdzero.plan._plan import ShardingPlan
 from spmdzero.plan._roles import Role, parameter_at_rest
 from spmdzero.plan._sizes import sized
@@ -23,10 +23,10 @@ __all__ = [
     "ShardingPlan",
     "StageComparison",
     "TensorPlan",
-    "axes_of",
     "choose_placement",
     "estimate_zero2_model_states_mem_needs",
     "itemsize",
+    "names_of",
     "parameter_at_rest",
     "sized",
 ]

@@ -117,11 +117,14 @@ def paper_formula(
     if not mixed_precision_adam:
         return None, f"The paper's formula doesn't apply to this plan ({note})."
     shared = {t.name: mesh.tensor if t.param.tensor_dim is not None else 1 for t in tensors}
-    psi, n = sum(math.prod(t.shape) // shared[t.name] for t in tensors), mesh.fsdp
+    psi, n = sum(math.prod(t.shape) // shared[t.name] for t in tensors), mesh.shards
     halves = round(4 * psi + 12 * psi / n), round(2 * psi + 14 * psi / n)
-    paper = (16 * psi, *halves, round(16 * psi / n))
+    among = "the fsdp axis"
+    if n != mesh.fsdp:
+        among = f"both axes; at stage 3 parameters have the {mesh.fsdp} of fsdp"
     own = " (what one device of the tensor axis has)" if mesh.tensor > 1 else ""
+    paper = (16 * psi, *halves, round(2 * psi / mesh.fsdp + 14 * psi / n))
     return paper, (
-        f"{note}. Ψ = {psi:,}{own}, N = {n} (the fsdp axis). It counts one gradient, at stage 1 "
-        "before its reduction, no padding, and no small replicated tensors."
+        f"{note}. Ψ = {psi:,}{own}, N = {n} ({among}). It counts one gradient, at stage 1 before "
+        "its reduction, no padding, and no small replicated tensors."
     )

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.plan._mesh import MeshSpec
+from spmdzero.plan._mesh import Axes, MeshSpec, names_of
 
 Shape = tuple[int, ...]
-PartitionSpec = tuple[str | tuple[str, ...] | None, ...]
+PartitionSpec = tuple[Axes | None, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,19 +18,21 @@ class Placement:
 
     Attributes:
         kind: what the replicas hold. ``replicate``: each holds all of it. ``shard``: split along
-            `dim` over the ``fsdp`` axis. ``flat``: flattened, padded to a multiple of the ``fsdp``
-            axis, and split. ``partial``: each holds its own whole summand; the tensor is their sum.
-        dim: the tensor dim that is split over ``fsdp``; None unless `kind` is ``shard``.
+            `dim`. ``flat``: flattened, padded to a multiple of the number of parts, and split.
+            ``partial``: each holds its own whole summand; the tensor is their sum.
+        dim: the tensor dim that is split over replicas; None unless `kind` is ``shard``.
         tensor_dim: the tensor dim that the devices of a replica split over the ``tensor`` axis;
             None where each of them has what the replica holds, as of a ``flat`` tensor. Where it is
-            `dim` too, the parts over ``tensor`` are split over ``fsdp``.
+            `dim` too, the parts over ``tensor`` are split over the replicas.
         reason: why the tensor has this placement, for people to read.
+        over: the mesh axes that ``shard`` and ``flat`` split over.
     """
 
     kind: Literal["replicate", "shard", "flat", "partial"]
     dim: int | None = None
     tensor_dim: int | None = None
     reason: str
+    over: Axes = "fsdp"
 
     def __post_init__(self) -> None:
         if (self.kind == "shard") != (self.dim is not None):
@@ -62,7 +64,8 @@ class Placement:
         ``flat`` gives ``[padded]``, ``partial`` gives ``[replicas, *shape]``, the others `shape`.
         """
         if self.kind == "flat":
-            return (math.ceil(math.prod(shape) / mesh.fsdp) * mesh.fsdp,)
+            parts = mesh.parts(self.over)
+            return (math.ceil(math.prod(shape) / parts) * parts,)
         if self.kind == "partial":
             return (mesh.replicas, *shape)
         return shape
@@ -71,30 +74,25 @@ class Placement:
         """The mesh axes that split each dim of the stored shape; None for a dim that isn't split.
 
         Raises:
-            SpmdZeroUsageError: `shape` has no dim `dim` or `tensor_dim`, or its axis doesn't divide
-                it.
+            SpmdZeroUsageError: `shape` has no dim `dim` or `tensor_dim`, or the number of parts
+                doesn't divide it.
         """
         if self.kind == "flat":
-            return ("fsdp",)
+            return (self.over,)
         axes: list[tuple[str, ...]] = [()] * len(shape)
-        for dim, axis in ((self.tensor_dim, "tensor"), (self.dim, "fsdp")):
-            if dim is not None:
-                self._check(dim, axis, axes, shape, mesh)
-                axes[dim] += (axis,)
+        for dim, over in ((self.tensor_dim, "tensor"), (self.dim, self.over)):
+            if dim is None:
+                continue
+            names = (*(axes[dim] if 0 <= dim < len(shape) else ()), *names_of(over))
+            known = all(name in mesh.names for name in names)
+            if not 0 <= dim < len(shape) or not known or shape[dim] % mesh.parts(names):
+                raise SpmdZeroUsageError(
+                    f"a tensor of shape {shape} can't be sharded on dim {dim} over "
+                    f"{mesh.parts(names) if known else ' and '.join(names)} devices"
+                )
+            axes[dim] = names
         spec = tuple(_entry(names) for names in axes)
         return (_entry(mesh.batch_axes), *spec) if self.kind == "partial" else spec
-
-    def _check(
-        self, dim: int, axis: str, axes: list[tuple[str, ...]], shape: Shape, mesh: MeshSpec
-    ) -> None:
-        sizes = dict(mesh.axes)
-        parts = sizes.get(axis, 1) * math.prod(
-            sizes[name] for name in (axes[dim] if 0 <= dim < len(shape) else ())
-        )
-        if axis not in sizes or not 0 <= dim < len(shape) or shape[dim] % parts:
-            raise SpmdZeroUsageError(
-                f"a tensor of shape {shape} can't be sharded on dim {dim} over {parts} devices"
-            )
 
     def local_shape(self, shape: Shape, mesh: MeshSpec) -> Shape:
         """The shape of the part that one device holds; the same on every device.
@@ -104,8 +102,7 @@ class Placement:
         """
         stored, spec = self.stored_shape(shape, mesh), self.partition_spec(shape, mesh)
         return tuple(
-            length // math.prod(dict(mesh.axes)[axis] for axis in axes_of(entry))
-            for length, entry in zip(stored, spec, strict=True)
+            length // mesh.parts(entry) for length, entry in zip(stored, spec, strict=True)
         )
 
     def owned_slices(self, shape: Shape, mesh: MeshSpec) -> tuple[tuple[slice, ...], ...]:
@@ -121,7 +118,7 @@ class Placement:
             slices = []
             for length, entry in zip(local, spec, strict=True):
                 index = 0
-                for axis in axes_of(entry):
+                for axis in names_of(entry):
                     index = index * dict(mesh.axes)[axis] + position[axis]
                 slices.append(slice(index * length, (index + 1) * length))
             owned.append(tuple(slices))
@@ -139,14 +136,7 @@ class Placement:
         return over if self.tensor_dim is None else f"{over} T({self.tensor_dim})"
 
 
-def _entry(axes: tuple[str, ...]) -> str | tuple[str, ...] | None:
+def _entry(axes: tuple[str, ...]) -> Axes | None:
     if len(axes) < 2:
         return axes[0] if axes else None
     return axes
-
-
-def axes_of(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """The mesh axes that an entry of a `PartitionSpec` names."""
-    if entry is None:
-        return ()
-    return (entry,) if isinstance(entry, str) else entry

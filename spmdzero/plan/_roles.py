@@ -49,7 +49,9 @@ def parameter_at_rest(*, stage: int, shard: Placement, persistent: bool) -> Plac
     if stage < 3:
         reason = _whole(stage, shard)
     elif shard.kind == "shard" and not persistent and not splits_again:
-        return shard
+        # Where devices share the states in more parts than the parameter, each has of the states a
+        # part of its part of the parameter.
+        return shard if shard.over == "fsdp" else replace(shard, over="fsdp")
     elif shard.kind == "shard" and not persistent:
         reason = "no dim but that over tensor divides: gathers would interleave its parts"
     elif shard.kind == "flat":

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ from spmdzero.backend.jax._values import Space, Value, record
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax._writes import write
 from spmdzero.backend.protocols._mesh import REPLICATED, PartitionSpec
-from spmdzero.plan import MeshSpec, axes_of
+from spmdzero.plan import MeshSpec, names_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +142,7 @@ class DeviceMesh:
         value = own_value(tensor)
         require_same(value)
         shape = [
-            length // self._parts(axes) for length, axes in zip(tensor.shape, spec, strict=True)
+            length // self.spec.parts(axes) for length, axes in zip(tensor.shape, spec, strict=True)
         ]
         op = MeshOp(("enter", spec, *self.key), None, Space.REPLICA, spec, self.devices)
         return over(record(op, (value,), {}, [(shape, tensor.dtype)])[0])
@@ -159,14 +158,8 @@ class DeviceMesh:
 
     def _of_region(self, spec: PartitionSpec) -> PartitionSpec:
         """The axes in a spec by which the region divides a tensor: all but ``tensor``."""
-        parts = [tuple(axis for axis in axes_of(entry) if axis != "tensor") for entry in spec]
+        parts = [tuple(axis for axis in names_of(entry) if axis != "tensor") for entry in spec]
         return tuple((axes if len(axes) > 1 else axes[0]) if axes else None for axes in parts)
-
-    def _parts(self, axes: str | tuple[str, ...] | None) -> int:
-        if axes is None:
-            return 1
-        sizes = dict(zip(self.spec.names, self.spec.shape, strict=True))
-        return math.prod(sizes[name] for name in ((axes,) if isinstance(axes, str) else axes))
 
     def reduce_scatter(
         self, local: torch.Tensor, *, axis: str, dim: int, steps: tuple[int, ...] = ()
@@ -176,7 +169,7 @@ class DeviceMesh:
         Args:
             steps: factors of the axis's length, one reduce-scatter for each; empty for one in all.
         """
-        shape, length = list(local.shape), self._parts(axis)
+        shape, length = list(local.shape), self.spec.parts(axis)
         shape[dim] //= length
         places = np.arange(length).reshape(steps or (length,))
 

@@ -6,7 +6,7 @@ import torch
 
 from spmdzero.backend._current import programs
 from spmdzero.backend.protocols._mesh import REPLICATED, Mesh, PartitionSpec
-from spmdzero.plan import axes_of
+from spmdzero.plan import names_of
 
 _Placed = Sequence[tuple[torch.Tensor, PartitionSpec]]
 
@@ -28,7 +28,7 @@ def global_norm(tensors: _Placed, mesh: Mesh) -> torch.Tensor:
         if shards:
             local = _squares([(mesh.enter(t, s), s) for t, s in shards], mesh)
             total = torch.stack(local).sum().reshape(1)
-            stacked = mesh.leave(total, ("fsdp",), (mesh.spec.fsdp,))
+            stacked = mesh.leave(total, (mesh.spec.states,), (mesh.spec.shards,))
             squares.append(mesh.mark(stacked.sum(), REPLICATED))
     return mesh.mark(torch.stack(squares).sum().sqrt(), REPLICATED)
 
@@ -49,4 +49,4 @@ def _squares(tensors: _Placed, mesh: Mesh) -> list[torch.Tensor]:
 
 
 def _dim_over(axis: str, spec: PartitionSpec) -> int | None:
-    return next((dim for dim, entry in enumerate(spec) if axis in axes_of(entry)), None)
+    return next((dim for dim, entry in enumerate(spec) if axis in names_of(entry)), None)
