@@ -83,7 +83,7 @@ class Audit:
         }
         findings, inputs = list[Finding](), 0
         for kind, (text, outputs) in self._texts.items():
-            program = ReadProgram(text, outputs=outputs)
+            program = ReadProgram(text, outputs=outputs, tensor=engine.mesh.spec.tensor)
             findings += program.findings(
                 dtypes=dtypes,
                 where=f"{kind} program",

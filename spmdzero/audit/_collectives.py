@@ -28,15 +28,15 @@ class ReadProgram:
 
     Args:
         hlo: the program's text, traced while scopes were recorded.
-        outputs: as in `CollectiveLedger.from_hlo`.
+        outputs, tensor: as in `CollectiveLedger.from_hlo`.
 
     Raises:
         SpmdZeroUsageError: `hlo` is not one HLO module.
     """
 
-    def __init__(self, hlo: str, *, outputs: Sequence[str] = ()) -> None:
+    def __init__(self, hlo: str, *, outputs: Sequence[str] = (), tensor: int = 1) -> None:
         self._module = parse(hlo)
-        self._pairs = list(read_collectives(self._module, outputs=outputs))
+        self._pairs = list(read_collectives(self._module, outputs=outputs, tensor=tensor))
         self.ledger = CollectiveLedger.of(self._module, (c for _, c in self._pairs))
 
     @cached_property
@@ -72,6 +72,7 @@ class ReadProgram:
                 collectives across slices into ones without names, whose purpose is unknown.
         """
         yield from _leaks([c for c in self.stray if c.op_name or not over_slices], where)
+        yield from _gathers(self.ledger.of_role("tensor"), where)
         wide = [
             collective
             for place, (instruction, collective) in enumerate(self._pairs)
@@ -114,6 +115,26 @@ def _leaks(leaks: list[Collective], where: str) -> Iterator[Finding]:
             "its own rows, or an operation that keeps the sharding (nn.RMSNorm for a layer norm); "
             "outside: compute the loss in the model's forward",
             evidence=f"{where}: {shown}; {moved:,} bytes per device",
+        )
+
+
+def _gathers(within: Sequence[Collective], where: str) -> Iterator[Finding]:
+    """Yields what devices that share a replica hand each other beside the sums of their parts."""
+    moved = [c for c in within if c.kind != "all-reduce" and not c.is_scalar]
+    by_subject: dict[str, list[Collective]] = {}
+    for collective in moved:
+        by_subject.setdefault(_subject(collective), []).append(collective)
+    for subject, members in by_subject.items():
+        shown = ", ".join(f"{c.kind} {c.dtype}{list(c.shape)}" for c in members)
+        yield Finding(
+            name="gathered-over-tensor",
+            severity="warning",
+            subject=subject,
+            cause="the operation needs whole, or in other parts, what the mesh axis tensor splits, "
+            "as where one weight is several in one",
+            fix='split other weights, or this one along another dim: "spmd": {"partition": {...}}; '
+            '"skip" leaves it whole',
+            evidence=f"{where}: {shown}; {sum(c.bytes for c in members):,} bytes per device",
         )
 
 

@@ -80,7 +80,6 @@ _REASONS = {
     ),
     "weights' placements are annotations, and the compiler divides and overlaps what follows": """
         tensor_parallel: tp_overlap_comm vocab_parallel_ce_backend vocab_parallel_lm_head
-        tensor_parallel.partition_config.layer_specs: gather_output grad_allreduce
     """,
     "the sections bf16 and fp16 choose the dtype": "tensor_parallel: dtype",
     "it belongs to DeepSpeed's inference": """

@@ -24,7 +24,8 @@ class LayerSpec(DeepSpeedSection):
         partition_dim: the dim of `shape`, or of the weight, that is split; None for that of the
             type.
         model_types: the values of ``model.config.model_type`` for which it holds; None for all.
-        gather_output, grad_allreduce: see `NO_MEANING`.
+        gather_output, grad_allreduce: have no effect: the compiler gathers what an operation needs
+            whole, and adds up what devices have parts of.
     """
 
     patterns: list[str]
@@ -88,8 +89,9 @@ class TensorParallelConfig(DeepSpeedSection):
     Attributes:
         autotp_size: number of devices that share a replica's work, the size of the mesh's axis
             ``tensor``; 0 and 1 turn it off.
-        partition_config, preset_model: how weights are split; without both as the model of
+        partition_config: how weights are split; without it and `preset_model` as the model of
             transformers itself says.
+        preset_model: the name of DeepSpeed's specs for a kind of models.
         dtype, injection_policy_tuple, keep_module_on_host, kernel_inject,
             replace_with_kernel_inject, tensor_parallel, tp, tp_overlap_comm,
             vocab_parallel_ce_backend, vocab_parallel_lm_head: see `NO_MEANING`.

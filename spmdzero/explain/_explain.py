@@ -91,7 +91,8 @@ def explain(
             found = _traced(model, settings.source, stage, batch, step, audits=stage == own,
                             topologies=topologies)  # fmt: skip
             compiled[stage] = compile_on(found.programs, topologies, for_tpu=found.on_tpu,
-                                         flags=flags, stage=stage, step=step)  # fmt: skip
+                                         flags=flags, stage=stage, step=step,
+                                         tensor=found.engine.plan.mesh.tensor)  # fmt: skip
             return found
 
         found = traced(own)
@@ -136,8 +137,9 @@ def explain_engine(
         found = _Traced(engine=engine, programs=programs, audit=audit, for_tpu=for_tpu)
         stage, flags = engine.plan.stage, settings.spmd.xla_flags
         own = compile_on(
-            programs, topologies, for_tpu=found.on_tpu, flags=flags, stage=stage, step=step
-        )
+            programs, topologies, for_tpu=found.on_tpu, flags=flags, stage=stage, step=step,
+            tensor=engine.plan.mesh.tensor,
+        )  # fmt: skip
     return _put_together(found, {stage: own}, batch, topologies)
 
 

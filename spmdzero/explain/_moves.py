@@ -33,7 +33,9 @@ class Moves:
         target: ``cpu:8``, ``v5e:2x4``, ...
         programs: each program's ledger.
         wire_bytes: bytes that one device sends in a step.
-        wire_elements: elements that one device sends in a step, so that two dtypes compare.
+        wire_elements: elements that one device sends to other replicas in a step, so that two
+            dtypes compare.
+        tensor_bytes: bytes of `wire_bytes` that it sends to devices that share its replica's work.
         floor_elements: the least number: one reduction of each gradient and one gather of each
             updated parameter, Ψ(N-1)/N elements each; at stage 2 with K micro-batches K reductions.
         activations: collectives that move an activation, as the audit finds them.
@@ -46,6 +48,7 @@ class Moves:
     programs: tuple[ProgramLedger, ...]
     wire_bytes: int
     wire_elements: int
+    tensor_bytes: int
     floor_elements: int
     activations: tuple[Collective, ...]
     unnamed: tuple[Collective, ...]
@@ -81,7 +84,8 @@ def measure_moves(
         target=target,
         programs=tuple(programs),
         wire_bytes=sum(runs * c.wire_bytes for c, runs in moved),
-        wire_elements=sum(runs * _wire_elements(c) for c, runs in moved),
+        wire_elements=sum(runs * _wire_elements(c) for c, runs in moved if c.role != "tensor"),
+        tensor_bytes=sum(runs * c.wire_bytes for c, runs in moved if c.role == "tensor"),
         floor_elements=floor_elements(plan),
         activations=tuple(c for c in stray if c not in unnamed),
         unnamed=unnamed,

@@ -32,12 +32,14 @@ class Target:
         topology: the chips; None for this process's own compiler.
         traced: the programs before compilation.
         made: the same programs after compilation.
+        tensor: number of devices that share a replica's work.
     """
 
     name: str
     topology: Topology | None
     traced: tuple[TracedProgram, ...]
     made: tuple[Compiled, ...]
+    tensor: int = 1
 
     @property
     def compiled(self) -> bool:
@@ -56,7 +58,7 @@ class Target:
     @cached_property
     def _read(self) -> tuple[tuple[TracedProgram, ReadProgram], ...]:
         return tuple(
-            (traced, ReadProgram(made.hlo, outputs=traced.outputs))
+            (traced, ReadProgram(made.hlo, outputs=traced.outputs, tensor=self.tensor))
             for traced, made in zip(self.traced, self.made, strict=True)
             if made.hlo is not None
         )
@@ -127,6 +129,7 @@ def compile_on(
     flags: str,
     stage: int,
     step: Step,
+    tensor: int,
 ) -> list[Target]:
     """Compiles a step for the topologies; the first target is this process's own, if compiled.
 
@@ -137,6 +140,7 @@ def compile_on(
         flags: the name of the config's set of flags.
         stage: the ZeRO stage, for the progress.
         step: shows the progress of a compilation.
+        tensor: number of devices that share a replica's work.
     """
     here = f"{runtime.platform().lower()}:{runtime.device_count()}"
 
@@ -146,7 +150,10 @@ def compile_on(
             return compile_for_tpu(program.annotated, topology, flags=flags_on(topology, flags))
 
     own = tuple(program.compiled for program in programs if program.compiled is not None)
-    targets = [Target(name=here, topology=None, traced=tuple(programs), made=own)] if own else []
+    targets = list[Target]()
+    if own:
+        here_too = Target(name=here, topology=None, traced=tuple(programs), made=own, tensor=tensor)
+        targets.append(here_too)
     with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
         jobs = [
             (program, topology) for topology in topologies for program in for_tpu[topology.name]
@@ -155,7 +162,9 @@ def compile_on(
     for topology in topologies:
         traced = tuple(for_tpu[topology.name])
         mine = tuple(next(made) for _ in traced)
-        targets.append(Target(name=topology.name, topology=topology, traced=traced, made=mine))
+        targets.append(
+            Target(name=topology.name, topology=topology, traced=traced, made=mine, tensor=tensor)
+        )
     return targets
 
 

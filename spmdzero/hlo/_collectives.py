@@ -3,10 +3,10 @@
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.hlo._groups import group_size, sent_by_a_host
+from spmdzero.hlo._groups import group_size, sent_by_a_host, within
 from spmdzero.hlo._loops import runs
 from spmdzero.hlo._module import Instruction, Module, Shape
 from spmdzero.hlo._tags import ELEMENTWISE, gradient_by_use, tag_of, traced_as
@@ -39,7 +39,8 @@ class Collective:
         in_loop: whether it runs once per turn of a while loop; the bytes are those of one turn.
         turns: number of times that one run of the program runs it; 1 outside of loops.
         role: the tag's role (``gradient``, ``parameter``, ``loss``, ``norm``, ``direction``,
-            ``update``), "" without a tag.
+            ``update``); without a tag ``tensor`` among the devices of the mesh axis ``tensor``,
+            which share a replica's work, else "".
         tensor: the tag's tensor, "" if the tag has none.
         op_name: ``metadata={op_name=...}`` of the instruction.
         source: ``file:line`` that traced it, "" if the metadata doesn't tell.
@@ -73,7 +74,7 @@ class Collective:
 
 
 def read_collectives(
-    module: Module, *, outputs: Sequence[str] = (), hosts: int = 1
+    module: Module, *, outputs: Sequence[str] = (), hosts: int = 1, tensor: int = 1
 ) -> Iterator[tuple[Instruction, Collective]]:
     """Each collective in the text's order; a combined one has an entry for each of its tensors.
 
@@ -82,6 +83,7 @@ def read_collectives(
         outputs: the program's outputs in order, such as ``"parameter/wte.weight"``: they identify
             collectives for which the compiler kept no name.
         hosts: number of hosts, over which the devices are spread evenly, host after host.
+        tensor: number of neighbouring devices that share a replica's work.
 
     Raises:
         SpmdZeroUsageError: the text does not say how many devices a collective spans.
@@ -90,8 +92,9 @@ def read_collectives(
     for instruction in module.instructions():
         kind = instruction.opcode.removesuffix("-start")
         if kind in _KINDS and not _goes_on(module, instruction):
-            for collective in _of_each_operand(module, instruction, outputs, ends, hosts):
-                yield instruction, collective
+            shared = tensor > 1 and within(module, instruction, tensor)
+            for found in _of_each_operand(module, instruction, outputs, ends, hosts):
+                yield instruction, replace(found, role=found.role or "tensor") if shared else found
 
 
 def _goes_on(module: Module, instruction: Instruction) -> bool:

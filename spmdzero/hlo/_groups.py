@@ -71,6 +71,12 @@ def group_size(module: Module, collective: Instruction) -> int:
     return len(groups[0])
 
 
+def within(module: Module, collective: Instruction, count: int) -> bool:
+    """Whether each group is within `count` neighbours, the devices of a mesh's last axis."""
+    groups = groups_of(module, collective)
+    return all(len({device // count for device in group}) == 1 for group in groups)
+
+
 def _devices(module: Module, collective: Instruction) -> int:
     if found := _PARTITIONS.search(module.header):
         return int(found[1])

@@ -37,6 +37,7 @@ class CollectiveLedger(Shown):
         aliased: int | None = None,
         outputs: Sequence[str] = (),
         hosts: int = 1,
+        tensor: int = 1,
     ) -> "CollectiveLedger":
         """The ledger of one optimised, SPMD-partitioned HLO module.
 
@@ -47,6 +48,8 @@ class CollectiveLedger(Shown):
             outputs: the program's outputs in order, such as ``"parameter/wte.weight"``: they name
                 collectives whose names the compiler has dropped.
             hosts: number of hosts over which the program's devices are spread evenly, host by host.
+            tensor: size of the mesh's axis ``tensor``: so many neighbours share a replica's work,
+                and their collectives without a tag have the role ``tensor``.
 
         Raises:
             SpmdZeroUsageError: ``text`` is not one HLO module, or does not give the number of
@@ -54,7 +57,10 @@ class CollectiveLedger(Shown):
         """
         module = parse(text)
         found = (
-            collective for _, collective in read_collectives(module, outputs=outputs, hosts=hosts)
+            collective
+            for _, collective in read_collectives(
+                module, outputs=outputs, hosts=hosts, tensor=tensor
+            )
         )
         return dataclasses.replace(cls.of(module, found, aliased=aliased), hosts=hosts)
 

@@ -57,6 +57,11 @@ def record_ledgers(engine: Engine) -> Iterator[StepLedgers]:
     for kind, (text, outputs) in texts.items():
         # The text is compiled without donation; the engine counted the donated inputs at the first
         # run.
-        ledger = CollectiveLedger.from_hlo(text, outputs=outputs, hosts=runtime.process_count())
+        ledger = CollectiveLedger.from_hlo(
+            text,
+            outputs=outputs,
+            hosts=runtime.process_count(),
+            tensor=engine.mesh.spec.tensor,
+        )
         donated = engine.donated_inputs.get(kind)
         ledgers.by_kind[kind] = dataclasses.replace(ledger, aliased=donated)

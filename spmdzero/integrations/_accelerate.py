@@ -15,7 +15,7 @@ import torch.distributed as dist
 from spmdzero.backend import choose
 from spmdzero.backend.hosts import processes
 from spmdzero.config import backend_of, load_config
-from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.integrations._after_import import after_import
 from spmdzero.integrations._replaced import in_place_of
 
@@ -107,5 +107,13 @@ def _refuse_first(accelerators: Any) -> None:
         if section is not None:
             # accelerate would make a mesh of processes for the section, which torch refuses without
             # naming a reason.
-            load_config({"train_batch_size": 1, _PARALLEL: section})
+            asked = load_config({"train_batch_size": 1, _PARALLEL: section}).tensor_parallel
+            if asked.autotp_size > 1:
+                raise SpmdZeroConfigError(
+                    key=f"{_PARALLEL}.autotp_size",
+                    value=asked.autotp_size,
+                    reason="accelerate makes a mesh of processes of this section, and one process "
+                    "drives all devices",
+                    fix=f'Write "spmd": {{"mesh": {{"fsdp": -1, "tensor": {asked.autotp_size}}}}}.',
+                )
         return original(self, *args)

@@ -155,6 +155,11 @@ def _moves_table(moves: Moves) -> Table:
         f"a device sends {moves.wire_bytes:,} bytes a step: {moves.wire_elements:,} elements, "
         f"{moves.over_floor:.3f} x the floor of {moves.floor_elements:,}"
     ]
+    if moves.tensor_bytes:
+        notes.append(
+            f"{moves.tensor_bytes:,} of these bytes go to devices that share its replica's work, "
+            "over the axis tensor, and don't count towards the floor"
+        )
     if moves.unnamed:
         notes.append(
             "not said: libtpu split collectives over all slices into ones within a slice and "

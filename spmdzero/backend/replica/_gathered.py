@@ -237,6 +237,9 @@ class GatheredAtUse:
         """A shard that can't be gathered before what was computed shortly before."""
         earlier = self._before[0] if self._before else None
         tie = self._latest if earlier is None else earlier
+        if tie is not None and self._mesh.spec.tensor > 1:
+            # Flattened, a tensor that the axis tensor splits would be gathered for one element.
+            tie = tie[(0,) * tie.dim()]
         return local if tie is None else after(local, tie)
 
     def _note(self, made: Any) -> None:

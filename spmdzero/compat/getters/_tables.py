@@ -19,6 +19,7 @@ KEYS = (
         "optimizer_states master_weights_and_gradients=master_weights_and_grads",
     ),
     ("checkpoint.", "", "load_universal_checkpoint=load_universal"),
+    ("tensor_parallel.", "", "autotp_size"),
     (
         "flops_profiler.",
         "flops_profiler_",
@@ -49,7 +50,7 @@ KEYS = (
         allgather_sequential""",
     ),
 )
-_ONE_PARALLELISM = "there is no model, tensor or sequence parallelism"
+_ONE_PARALLELISM = "one process drives all devices, whatever axes their mesh has"
 # Getters with a fixed value: the value, the reason, and the names.
 FIXED: tuple[tuple[Any, str, str], ...] = (
     (False, "autotuning is refused", "autotuning_enabled"),
@@ -80,10 +81,6 @@ FIXED: tuple[tuple[Any, str, str], ...] = (
     (True, "a missing gradient counts as one that is zero", "zero_ignore_unused_parameters"),
     (True, "not the parameters rounded from masters are trained on", "zero_load_from_fp32_weights"),
     (0, _ONE_PARALLELISM, "get_model_parallel_rank"),
-    (
-        0,
-        _ONE_PARALLELISM,
-        "get_tensor_parallel_rank autotp_size",
-    ),
+    (0, _ONE_PARALLELISM, "get_tensor_parallel_rank"),
     (None, _ONE_PARALLELISM, "get_sequence_parallel_group"),
 )

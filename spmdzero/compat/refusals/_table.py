@@ -32,12 +32,20 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         """,
     ),
     (
-        "spmdzero is data-parallel ZeRO; there is no tensor, pipeline or expert parallelism",
-        "Train with `spmdzero.initialize`; models that don't fit need another tool",
+        "weights are split over the mesh axis tensor when the engine is made, by the config",
+        'Write "tensor_parallel": {"autotp_size": 2} in the config, and leave the call out',
         """
         tp_model_init set_autotp_mode merge_tp_model_init_into_config record_tp_model_init_args
+        runtime: tensor_parallel
+        DeepSpeedEngine: tensor_parallel_config
+        """,
+    ),
+    (
+        "the mesh has the axes data, fsdp and tensor; there is no pipeline or expert parallelism",
+        "Train with `spmdzero.initialize`; stage 3 and the axis tensor split what doesn't fit",
+        """
           PipelineModule PipelineEngine pipe moe DualPipeVModule DualPipeVEngine linear
-        runtime: pipe domino sequence_parallel tensor_parallel
+        runtime: pipe domino sequence_parallel
         utils: initialize set_tensor_model_parallel_rank set_tensor_model_parallel_world_size
           DeprecatedException
         utils.groups: initialize set_tensor_model_parallel_rank
@@ -46,7 +54,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         checkpointing: gather_partitioned_activations merge_tensors get_partition_size
           get_partition_start get_partitioned_activations_for_backward
           model_parallel_reconfigure_tp_seed
-        DeepSpeedEngine: tensor_parallel_config print_forward_breakdown load_moe_state_dict
+        DeepSpeedEngine: print_forward_breakdown load_moe_state_dict
         """,
     ),
     (

@@ -1,0 +1,290 @@
+"""The mesh axis tensor: devices that share a replica's work by the placements of weights."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import spmdzero
+from spmdzero.backend import arrays
+from spmdzero.errors import SpmdZeroConfigError
+
+ROWS, LENGTH, WIDTH, WORDS = 8, 32, 128, 256
+# Sums over parts of a dim are rounded otherwise than sums over the whole: by a few units of fp32's
+# last place. Adam divides gradients near zero by their own size, so that after some steps weights,
+# and with them the norm of the gradient, differ by ten times that.
+CLOSE = {"rtol": 1e-6, "atol": 0.0}
+NORM = {"rtol": 1e-5, "atol": 0.0}
+
+
+def llama() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=WORDS, hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=2,
+        num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=64, use_cache=False,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
+
+
+def config_of(mesh: dict[str, int], *, stage: int = 2, **more: Any) -> dict[str, Any]:
+    replicas = math.prod(size for axis, size in mesh.items() if axis != "tensor")
+    spmd = {"mesh": mesh, "min_shard_elements": 64, **more.pop("spmd", {})}
+    return {
+        "train_micro_batch_size_per_gpu": ROWS // replicas,
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "gradient_clipping": 1.0,
+        "spmd": spmd,
+        **more,
+    }
+
+
+def batch(step: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.randint(0, WORDS, (ROWS, LENGTH), generator=generator)
+    return {"input_ids": ids, "labels": ids}
+
+
+def started(mesh: dict[str, int], **more: Any) -> Any:
+    model = more.pop("model", None) or llama()
+    engine, *_ = spmdzero.initialize(model=model, config=config_of(mesh, **more))
+    return engine
+
+
+def trained(engine: Any, steps: int = 4, *, calls: str = "train_batch") -> list[float]:
+    """The loss of each step, and the norm of the last."""
+    found = []
+    for step in range(steps):
+        if calls == "train_batch":
+            loss = engine.train_batch(iter([batch(step)]))
+        else:
+            loss = engine(**batch(step)).loss
+            engine.backward(loss)
+            engine.step()
+        found.append(loss.item())
+    return [*found, float(engine.get_global_grad_norm())]
+
+
+def assert_same(found: list[float], expected: list[float]) -> None:
+    torch.testing.assert_close(found[:-1], expected[:-1], **CLOSE)
+    torch.testing.assert_close(found[-1], expected[-1], **NORM)
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[float]:
+    """Losses and norm on one axis."""
+    return trained(started({"fsdp": 8}))
+
+
+@pytest.fixture(scope="module")
+def shared() -> Any:
+    """An engine on 4 replicas of two devices that has trained 4 steps, and what it trained."""
+    engine = started({"fsdp": 4, "tensor": 2})
+    return engine, trained(engine)
+
+
+def test_losses_and_norm_are_those_of_one_axis(alone: list[float], shared: Any) -> None:
+    assert_same(shared[1], alone)
+
+
+def test_each_device_holds_its_heads_of_a_weight_and_its_part_of_the_states(shared: Any) -> None:
+    engine, _ = shared
+    name = "model.layers.0.self_attn.q_proj.weight"
+    weight = dict(engine.module.named_parameters())[name]
+    assert set(arrays.local_shapes(weight)) == {(WIDTH // 2, WIDTH)}
+    moment = engine.optimizer.state[weight]["exp_avg"]
+    assert set(arrays.local_shapes(moment)) == {(WIDTH // 2, WIDTH // 4)}
+    norm = engine.module.model.norm.weight
+    assert set(arrays.local_shapes(norm)) == {(WIDTH,)}
+    assert weight.shape == (WIDTH, WIDTH)
+    assert (
+        engine.plan.at_rest(f"parameter/{name}").placement.short(weight.shape, engine.mesh.spec)
+        == "R T(0)"
+    )
+
+
+def test_the_program_sums_what_devices_have_parts_of_and_gathers_nothing(shared: Any) -> None:
+    engine, _ = shared
+    with spmdzero.record_ledgers(engine) as ledgers:
+        engine.train_batch(iter([batch(9)]))
+    ledger = ledgers.boundary
+    assert ledger.activations == ()
+    within = [c for c in ledger.of_role("tensor") if not c.is_scalar]
+    assert {c.kind for c in within} == {"all-reduce"}
+    whole = Counter(c.shape for c in within)[ROWS // 4 * LENGTH, WIDTH]
+    # Forward: one for the embedding, for each block two. Backward: XLA's CPU compiler sums the
+    # gradients of q, k, v, gate and up one by one, and that of the head's input.
+    assert whole == 1 + 2 * 2 + 2 * 5
+    # What is left are the loss's vectors, one number for each token.
+    assert all(math.prod(c.shape) == ROWS // 4 * LENGTH for c in within if c.shape[-1] != WIDTH)
+    gathered = {c.tensor: c for c in ledger.of_role("parameter")}
+    assert gathered["model.layers.0.self_attn.q_proj.weight"].group_size == 4
+    assert gathered["model.layers.0.self_attn.q_proj.weight"].shape == (WIDTH // 2, WIDTH)
+
+
+def test_a_checkpoint_goes_from_mesh_to_mesh(shared: Any, tmp_path: Path) -> None:
+    engine, _ = shared
+    engine.save_checkpoint(tmp_path, tag="kept")
+    after = [engine.train_batch(iter([batch(20 + step)])).item() for step in range(2)]
+    other = started({"fsdp": 2, "tensor": 4}, stage=3)
+    other.load_checkpoint(tmp_path, tag="kept")
+    again = [other.train_batch(iter([batch(20 + step)])).item() for step in range(2)]
+    torch.testing.assert_close(again, after, **CLOSE)
+
+
+def test_deepspeeds_section_asks_for_the_axis(alone: list[float]) -> None:
+    specs = [
+        {"patterns": [r".*\.o_proj\.weight$", r".*\.down_proj\.weight$"], "partition_type": "row"},
+        {"patterns": [r".*\.[qkv]_proj\.weight$", r".*\.(up|gate)_proj\.weight$"]},
+    ]
+    section = {"autotp_size": 2, "partition_config": {"layer_specs": specs}}
+    config = config_of({"fsdp": 4}, tensor_parallel=section)
+    config["spmd"]["mesh"] = {"fsdp": -1}
+    engine, *_ = spmdzero.initialize(model=llama(), config=config)
+    assert dict(engine.mesh.spec.axes) == {"fsdp": 4, "tensor": 2}
+    assert engine.autotp_size() == 2
+    # The specs name no embedding and no head.
+    assert engine.plan["lm_head.weight"].param.tensor_dim is None
+    assert engine.plan["model.layers.1.mlp.down_proj.weight"].param.tensor_dim == 1
+    assert_same(trained(engine), alone)
+
+
+class Branches(nn.Module):
+    """Two layers and a loss, of a kind that no plan of transformers covers."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(32, width), nn.Linear(width, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.fc2(self.fc1(x).relu()) - x).square().mean()
+
+
+PAIR = {"fc1.*": "column", "fc2.weight": "row"}
+
+
+def refusals() -> Iterator[tuple[nn.Module, dict[str, Any], str]]:
+    split = {"partition": PAIR}
+    mesh = {"fsdp": 4, "tensor": 2}
+    yield Branches(), config_of(mesh), "nothing says which weights of Branches"
+    yield Branches(63), config_of(mesh, spmd=split), "fc1.weight .63, 32. doesn't divide by 2"
+    yield llama(), config_of({"fsdp": 1, "tensor": 8}), "num_key_value_heads = 4"
+    yield Branches(), config_of(mesh, spmd=split | {"forward": "global"}), "spmd.forward"
+    twice = config_of(mesh, spmd=split, tensor_parallel={"autotp_size": 4})
+    yield Branches(), twice, "the same axis"
+
+
+@pytest.mark.parametrize("case", range(5))
+def test_what_does_not_fit_is_refused_with_the_numbers(case: int) -> None:
+    model, config, said = [*refusals()][case]
+    with pytest.raises(SpmdZeroConfigError, match=said):
+        spmdzero.initialize(model=model, config=config)
+
+
+def test_biases_are_split_with_their_columns_and_small_states_stay() -> None:
+    engine, *_ = spmdzero.initialize(
+        model=Branches(), config=config_of({"fsdp": 4, "tensor": 2}, spmd={"partition": PAIR})
+    )
+    assert {t.name: t.param.tensor_dim for t in engine.plan} == {
+        "fc1.weight": 0, "fc1.bias": 0, "fc2.weight": 1, "fc2.bias": None,
+    }  # fmt: skip
+    plain, *_ = spmdzero.initialize(model=Branches(), config=config_of({"fsdp": 8}))
+    plain.module.load_state_dict(engine.module.state_dict())
+    x = torch.randn(ROWS, 32, generator=torch.Generator().manual_seed(1))
+    found = []
+    for each in (engine, plain):
+        losses = [each.train_batch(iter([(x,)])).item() for _ in range(3)]
+        # A state that only the axis tensor splits counts once in the norm.
+        found.append([*losses, float(each.get_global_grad_norm())])
+    assert_same(*found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [2, 3])
+def test_gradients_by_name(stage: int) -> None:
+    found = []
+    for mesh in ({"fsdp": 8}, {"fsdp": 4, "tensor": 2}):
+        engine = started(mesh, stage=stage)
+        engine.backward(engine(**batch(0)).loss)
+        named = dict(engine.module.named_parameters())
+        found.append({name: spmdzero.utils.safe_get_full_grad(p) for name, p in named.items()})
+    for name, expected in found[0].items():
+        # An element is a sum of terms that cancel: it is as exact as the largest is large.
+        largest = expected.abs().max().item()
+        torch.testing.assert_close(found[1][name], expected, rtol=0.0, atol=3e-6 * largest)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", ["train_batch", "three calls"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "mesh",
+    [{"fsdp": 4, "tensor": 2}, {"fsdp": 2, "tensor": 4}, {"data": 2, "fsdp": 2, "tensor": 2}],
+    ids=str,
+)
+def test_all_stages_and_calls(mesh: dict[str, int], stage: int, calls: str) -> None:
+    plain = trained(started({"fsdp": 8}, stage=stage), 20, calls=calls)
+    found = trained(started(mesh, stage=stage), 20, calls=calls)
+    assert_same(found, plain)
+
+
+def models() -> dict[str, tuple[Any, dict[str, str]]]:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": WORDS, "hidden_size": WIDTH, "num_hidden_layers": 2}
+    return {
+        # Its q, k and v are one weight, of which a device has a slice.
+        "gpt2": (
+            lambda: transformers.GPT2LMHeadModel(
+                transformers.GPT2Config(
+                    vocab_size=WORDS, n_positions=64, n_embd=WIDTH, n_layer=2, n_head=8,
+                    resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
+                )
+            ),
+            {
+                "*.attn.c_attn.*": "column", "*.attn.c_proj.weight": "row",
+                "*.mlp.c_fc.*": "column", "*.mlp.c_proj.weight": "row", "*wte.weight": "row",
+            },
+        ),
+        "bert": (
+            lambda: transformers.BertForMaskedLM(
+                transformers.BertConfig(
+                    **sizes, num_attention_heads=8, intermediate_size=2 * WIDTH,
+                    hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+                )
+            ),
+            {
+                "*.attention.self.*": "column", "*.attention.output.dense.weight": "row",
+                "*.intermediate.dense.*": "column", "*.output.dense.weight": "row",
+            },
+        ),
+        "mixtral": (
+            lambda: transformers.MixtralForCausalLM(
+                transformers.MixtralConfig(
+                    **sizes, intermediate_size=2 * WIDTH, num_attention_heads=8,
+                    num_key_value_heads=4, num_local_experts=4, use_cache=False,
+                )
+            ),
+            {},
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "mixtral"])
+@pytest.mark.parametrize(
+    ("mesh", "stage"), [({"fsdp": 4, "tensor": 2}, 2), ({"fsdp": 2, "tensor": 4}, 3)], ids=str
+)
+def test_models_of_transformers(kind: str, mesh: dict[str, int], stage: int) -> None:
+    make, partition = models()[kind]
+    found = []
+    for axes, split in (({"fsdp": 8}, {}), (mesh, {"partition": partition})):
+        torch.manual_seed(0)
+        engine = started(axes, stage=stage, spmd=split, model=make())
+        found.append(trained(engine, 10))
+    assert_same(*found)
