@@ -189,7 +189,7 @@ class ThreeCalls:
             return loss
         # The scale is data: a Python number would need a new program after each change.
         number = loss_scale_number(optimizer.scaler)
-        return loss * self._training.mesh.place(number)
+        return loss * self._training.mesh.place(number, waits=True)
 
     def _require_optimizer(self, call: str) -> ZeroOptimizer:
         if self._training.optimizer is None:

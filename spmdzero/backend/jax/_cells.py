@@ -66,6 +66,11 @@ class Cell:
         self._value = new
         self.writes += 1
 
+    def takes(self, value: Value) -> bool:
+        """Whether `value` has the shape and dtype of what it holds."""
+        held = self._value
+        return held.shape == value.shape and held.dtype is value.dtype
+
     def bring_home(self) -> None:
         """Has what it holds in the memory where it rests; an annotation is no write."""
         assert self.home is not None

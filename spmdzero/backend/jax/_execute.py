@@ -26,6 +26,7 @@ from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._graph_function import function_of, marked_spec
 from spmdzero.backend.jax._numbers import with_numbers
 from spmdzero.backend.jax._options import chosen, of_devices
+from spmdzero.backend.jax._uploads import put
 from spmdzero.backend.jax._values import Value
 from spmdzero.backend.jax._versions import lowered_for, wide_numbers
 from spmdzero.hlo import between_hosts
@@ -42,14 +43,14 @@ class Executable:
         compiled: JAX's executable.
         smallest: number of the output with the fewest elements.
         meets: description of the program's exchanges between hosts, empty if there are none.
-        numbers: Python's floats, its last input; None for a program in which they are constants.
+        numbers: Python's floats, its last input; empty for a program in which they are constants.
         fresh: a list with one item until the program is started.
     """
 
     compiled: Any
     smallest: int
     meets: str = ""
-    numbers: np.ndarray | None = None
+    numbers: tuple[np.ndarray, ...] = ()
     fresh: list[bool] = dataclasses.field(default_factory=lambda: [True])
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
@@ -75,10 +76,9 @@ class Executable:
         return self._started(arrays)
 
     def _started(self, arrays: Sequence[Any]) -> list[Any]:
-        if self.numbers is None:
-            return self.compiled(*arrays)
+        # Numbers of the host's are among the arrays.
         with wide_numbers():
-            return self.compiled(*arrays, self.numbers)
+            return self.compiled(*arrays, *self.numbers)
 
 
 def _ready(compiled: Any, *, hosts: int) -> Ready:
@@ -147,7 +147,7 @@ class Compilations:
                 given = jax.ShapeDtypeStruct(numbers.shape, np.float64, sharding=whole)
                 self._compile(key, opened, [*arrays, given], donated, shardings, mesh)
             self._kept.move_to_end(key)
-            return dataclasses.replace(self._kept[key], numbers=numbers)
+            return dataclasses.replace(self._kept[key], numbers=(numbers,))
         self._with_constants.add(key)
         self._compile((graph.key, among), graph, arrays, donated, shardings, mesh)
         return self._kept[graph.key, among]
@@ -271,6 +271,7 @@ def _start(roots: Sequence[Value], *, donate: bool) -> Started | None:
         return None
     ready = arranged(wanted, compilations.mesh, donate=donate)
     wanted, leaves = [wanted[place] for place in ready.order], ready.leaves
+    put(leaves)
     arrays = [leaf.array for leaf in leaves]
     try:
         program = compilations.executable(

@@ -62,11 +62,12 @@ class Value:
         uploaded: whether it came from the host as a constant.
         failed: whether JAX couldn't lower its operation.
         on_demand: whether it is computed only when it is asked for, not with the next program.
+        form: shape, dtype and sharding of a computed value, once somebody has asked for them.
         replaces: serial of the computed value that it replaces in a tensor; 0 for none.
     """
 
     __slots__ = (
-        "__weakref__", "array", "dtype", "failed", "holders", "index", "node", "on_demand",
+        "__weakref__", "array", "dtype", "failed", "form", "holders", "index", "node", "on_demand",
         "replaces", "serial", "shape", "space", "stand_in", "uploaded",
     )  # fmt: skip
 
@@ -85,7 +86,13 @@ class Value:
         self.node, self.index, self.array = node, index, array
         self.stand_in, self.serial = stand_in, next(_serial)
         self.holders, self.uploaded, self.failed, self.replaces = 0, False, False, 0
-        self.on_demand = False
+        self.on_demand, self.form = False, None
+
+    @property
+    def sharding(self) -> Any:
+        """JAX's sharding of a computed value, None before it is computed."""
+        array = self.array
+        return None if array is None else array.sharding
 
     @property
     def pending(self) -> bool:
@@ -95,7 +102,7 @@ class Value:
     def take_place_of(self, old: "Value") -> None:
         """Records that a tensor holds this value after `old`, whose memory suits it."""
         if self is not old:
-            self.replaces = old.replaces if old.pending else old.serial
+            self.replaces = old.serial if old.node is None else old.replaces
 
 
 def latest_serial() -> int:

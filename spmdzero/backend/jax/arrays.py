@@ -11,7 +11,7 @@ import torch
 from jax.sharding import NamedSharding
 
 from spmdzero.backend.jax import _dispatch, _host, _plain_autograd, _writes
-from spmdzero.backend.jax._dispatch import value_of
+from spmdzero.backend.jax._dispatch import value_of, values_of
 from spmdzero.backend.jax._graph import mark_of
 from spmdzero.backend.jax._memory import rests_on_host
 from spmdzero.backend.jax._tensor import OWN, LazyTensor
@@ -109,12 +109,17 @@ def shapes_of(tensors: Sequence[torch.Tensor]) -> list[tuple[tuple[int, ...], to
 
 def forms_of(tensors: Sequence[torch.Tensor]) -> list[Form]:
     """Shape, dtype and sharding of each tensor."""
-    # Ask the values, which know shape and dtype; torch would ask the tensor's class.
-    return [(v.shape, v.dtype, _kept_as(v)) for v in map(value_of, tensors)]
+    # A step asks for all forms of its state. A program's results know them.
+    return [value.form or form_of(value) for value in values_of(tensors)]
 
 
-def _kept_as(value: Value) -> str:
-    return _sharding_of(value) + " in the host's memory" * _rests_on_host(value)
+def form_of(value: Value) -> Form:
+    """Shape, dtype and sharding of a global value."""
+    where = _sharding_of(value) + " in the host's memory" * _rests_on_host(value)
+    form = value.shape, value.dtype, where
+    if value.node is None:
+        value.form = form
+    return form
 
 
 def are_on_host(tensors: Sequence[torch.Tensor]) -> list[bool]:
@@ -140,8 +145,8 @@ def _sharding_of(value: Value) -> str:
 
 def sharding_in_jax(value: Value) -> Any:
     """The sharding of a global value as JAX has it, None where it has none."""
-    if value.array is not None:
-        return value.array.sharding
+    if value.sharding is not None:
+        return value.sharding
     op = mark_of(value)
     return None if op is None else op.sharding
 
