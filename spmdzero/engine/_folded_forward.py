@@ -389,6 +389,8 @@ def keep_waiting(*, ending: Training | None) -> None:
 class _Folded(torch.autograd.Function):
     # Autograd sees the trained tensors, so that a request for any of their gradients leads here.
     # The others are in a list, which autograd doesn't see.
+    leaves_region = True
+
     @staticmethod
     def forward(
         ctx: Any,

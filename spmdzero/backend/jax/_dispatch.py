@@ -105,7 +105,7 @@ def own_value(tensor: torch.Tensor) -> Value:
 def values_of(tensors: Sequence[torch.Tensor]) -> list[Value]:
     """`value_of` each; quick for the state of a step, whose tensors are no views."""
     return [
-        tensor.cell.value
+        tensor.cell.held
         if isinstance(tensor, LazyTensor) and not (tensor.steps or tensor.cell.turned)
         else value_of(tensor)
         for tensor in tensors
@@ -115,7 +115,7 @@ def values_of(tensors: Sequence[torch.Tensor]) -> list[Value]:
 def own_values(tensors: Sequence[torch.Tensor]) -> list[Value]:
     """`own_value` of each; quick as `values_of`."""
     return [
-        tensor.cell.value
+        tensor.cell.held
         if isinstance(tensor, LazyTensor) and not (tensor.steps or tensor.cell.turned)
         else own_value(tensor)
         for tensor in tensors

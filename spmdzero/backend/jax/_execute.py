@@ -227,14 +227,14 @@ class Started:
 
     Attributes:
         program: the program.
-        leaves, arrays: its inputs, and the arrays that they had.
+        leaves, shardings: its inputs, and where their arrays were.
         donated: numbers of the inputs that were donated.
         roots: the values that it has computed, in the order of its outputs.
     """
 
     program: Executable
     leaves: list[Value]
-    arrays: list[Any]
+    shardings: list[Any]
     donated: tuple[int, ...]
     roots: list[Value]
 
@@ -273,6 +273,8 @@ def _start(roots: Sequence[Value], *, donate: bool) -> Started | None:
     wanted, leaves = [wanted[place] for place in ready.order], ready.leaves
     put(leaves)
     arrays = [leaf.array for leaf in leaves]
+    # Arrays that are given away have none afterwards.
+    shardings = [array.sharding for array in arrays]
     try:
         program = compilations.executable(
             ready.graph, arrays, donated=ready.donated, shardings=ready.shardings
@@ -290,7 +292,7 @@ def _start(roots: Sequence[Value], *, donate: bool) -> Started | None:
     return Started(
         program=program,
         leaves=leaves,
-        arrays=arrays,
+        shardings=shardings,
         donated=ready.donated,
         roots=wanted,
     )

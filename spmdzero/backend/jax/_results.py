@@ -27,9 +27,7 @@ class Results:
     # Shape, dtype and sharding of each, which the first start shows.
     _forms: list[Form | None] = dataclasses.field(default_factory=list)
 
-    def held(
-        self, made: Sequence[Any], into: Sequence[torch.Tensor | None]
-    ) -> list[torch.Tensor]:
+    def held(self, made: Sequence[Any], into: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         """The tensors that hold the results.
 
         Args:
@@ -39,17 +37,21 @@ class Results:
         known = bool(self._forms)
         forms = self._forms if known else [None] * len(self.places)
         holding: list[torch.Tensor] = []
-        for place, (shape, dtype), form, target in zip(
-            self.places, self.shapes, forms, into, strict=True
-        ):
+        given = zip(self.places, self.shapes, forms, into, strict=True)
+        for place, (shape, dtype), form, target in given:
             value = Value(shape, dtype, Space.GLOBAL, array=made[place])
             value.form = form
             if not known:
                 self._forms.append(form_of(value))
             if target is None:
                 target = over(value)
-            elif isinstance(target, LazyTensor) and target.cell.takes(value) and not target.steps:
-                target.cell.value = value
+            elif isinstance(target, LazyTensor) and not target.steps:
+                held = target.cell.held
+                # As `write`, which would take longer.
+                if held.dtype is dtype and held.shape == shape:
+                    target.cell.value = value
+                else:
+                    write(target, value)
             else:
                 write(target, value)
             holding.append(target)

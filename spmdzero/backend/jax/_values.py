@@ -189,6 +189,8 @@ def record(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     forms: Sequence[tuple[Sequence[int], torch.dtype]],
+    *,
+    values: tuple[Value, ...] | None = None,
 ) -> tuple[Value, ...]:
     """Records an operation.
 
@@ -196,13 +198,14 @@ def record(
         op: the operation.
         args, kwargs: its arguments; values stand for tensors.
         forms: shape and dtype of each result.
+        values: those among the arguments, if the caller knows them.
     """
-    values = (*found(args, Value), *found(dict(kwargs), Value))
+    values = (*found(args, Value), *found(dict(kwargs), Value)) if values is None else values
     space = op.makes
     if space is None:
         space = max((value.space for value in values), default=Space.NEUTRAL)
     node = Node(op, args, kwargs, values, space, tuple(_here.scopes), user_place())
-    stand_in = any(value.stand_in for value in values)
+    stand_in = bool([value for value in values if value.stand_in])
     node.outputs = tuple(
         [
             Value(shape, dtype, space, node=node, index=index, stand_in=stand_in)

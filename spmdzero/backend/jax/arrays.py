@@ -115,11 +115,16 @@ def forms_of(tensors: Sequence[torch.Tensor]) -> list[Form]:
 
 def form_of(value: Value) -> Form:
     """Shape, dtype and sharding of a global value."""
-    where = _sharding_of(value) + " in the host's memory" * _rests_on_host(value)
-    form = value.shape, value.dtype, where
+    form = form_at(value, sharding_in_jax(value))
     if value.node is None:
         value.form = form
     return form
+
+
+def form_at(value: Value, sharding: Any) -> Form:
+    """`form_of` a value whose array has, or had, this sharding of JAX's."""
+    on_host = value.space is not Space.REPLICA and rests_on_host(sharding)
+    return value.shape, value.dtype, _written(value, sharding) + " in the host's memory" * on_host
 
 
 def are_on_host(tensors: Sequence[torch.Tensor]) -> list[bool]:
@@ -137,9 +142,12 @@ def sharding_of(tensor: torch.Tensor) -> str:
 
 
 def _sharding_of(value: Value) -> str:
+    return _written(value, sharding_in_jax(value))
+
+
+def _written(value: Value, sharding: Any) -> str:
     if value.space is Space.REPLICA:
         return "{manual}"
-    sharding = sharding_in_jax(value)
     return "" if sharding is None else hlo_sharding(sharding, len(value.shape))
 
 
