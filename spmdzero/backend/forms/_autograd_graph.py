@@ -48,11 +48,14 @@ def hands_over(*, some: bool = False) -> bool:
     if node is None or hasattr(node, "variable"):
         return node is not None and not _reached(node)
     # Those of a folded forward are its parameters.
-    near = [each for each, _ in node.next_functions if each is not None]
-    leaves = [each for each in near if hasattr(each, "variable")]
-    further = [each for each in near if not hasattr(each, "variable")] if some or not leaves else []
-    if not all(map(_reached, leaves if some else leaves[:1])):
-        return True
+    further = []
+    for each, _ in node.next_functions:
+        if hasattr(each, "variable"):
+            reached = _reached(each)
+            if not (some and reached):
+                return not reached
+        else:
+            further.append(each)
     behind = itertools.chain.from_iterable(_behind(each, lambda _: False) for each in further)
     more = (each for each in behind if hasattr(each, "variable"))
     return not all(map(_reached, more if some else itertools.islice(more, 1)))

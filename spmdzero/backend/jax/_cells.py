@@ -62,7 +62,9 @@ class Cell:
         if self.same:
             require_same(new)
         old = self.held
-        new.take_place_of(old)
+        if new is not old:
+            # As `take_place_of`, which a step would call for each tensor of the state.
+            new.replaces = old.serial if old.node is None else old.replaces
         new.holders += 1
         old.holders -= 1
         self.held = new

@@ -14,7 +14,7 @@ from spmdzero.backend.jax import _dispatch, _host, _plain_autograd, _writes
 from spmdzero.backend.jax._dispatch import value_of, values_of
 from spmdzero.backend.jax._graph import mark_of
 from spmdzero.backend.jax._memory import rests_on_host
-from spmdzero.backend.jax._tensor import OWN, LazyTensor
+from spmdzero.backend.jax._tensor import OWN, LazyTensor, over
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax.mesh import ordered_shards
@@ -53,6 +53,11 @@ def backward(tensors: Any, grads: Any = None, **named: Any) -> None:
 def fresh(tensor: torch.Tensor) -> torch.Tensor:
     """A copy as an operation of the pending program, which can be annotated and donated."""
     return tensor.clone()
+
+
+def apart(tensor: torch.Tensor) -> torch.Tensor:
+    """A new tensor with the value of `tensor`, which autograd doesn't know."""
+    return over(_dispatch.copied(value_of(tensor)))
 
 
 def write_stamp(tensor: torch.Tensor) -> tuple[int, int]:
@@ -225,7 +230,7 @@ def local_replicas(tensor: torch.Tensor) -> list[int]:
 
 
 __all__ = [
-    "PARAMETER", "are_on_host", "are_pending", "attributes", "buffer_handles", "fresh",
+    "PARAMETER", "apart", "are_on_host", "are_pending", "attributes", "buffer_handles", "fresh",
     "inner", "is_kept_beside", "is_mine", "is_split",
     "local_replicas", "local_shapes", "local_shards", "local_slices", "memory_of", "read",
     "replace", "set_value", "shapes_of", "sharding_of", "value_ids", "write_stamp",

@@ -245,7 +245,8 @@ class DeviceMesh:
         _host.note_upload(value)
         placed = over(value)
         self._keep_same(placed)
-        return placed.requires_grad_(host.requires_grad and torch.is_grad_enabled())
+        wanted = host.requires_grad and torch.is_grad_enabled()
+        return placed.requires_grad_() if wanted else placed
 
     def _put(self, array: np.ndarray, spec: PartitionSpec) -> jax.Array:
         sharding = self.sharding(spec)
