@@ -46,7 +46,7 @@ def replicated_states(engine: Engine) -> Iterator[Finding]:
             cause=cause,
             fix=fix,
             evidence=f"every device holds all of {list(shape)}: "
-            f"{size:,} bytes instead of {math.ceil(size / engine.mesh.spec.fsdp):,}",
+            f"{size:,} bytes instead of {math.ceil(size / engine.mesh.spec.shards):,}",
         )
 
 

@@ -88,11 +88,11 @@ NO_MEANING: dict[str, str] = dict(
 )
 """Key that is accepted and has no effect under SPMD -> the reason."""
 
-WITHIN_HALVES = (
+_WITHIN_HALVES = (
     '"spmd": {"mesh": {"data": 2, "fsdp": -1}} shards parameters and states within halves of the '
     "devices, and gathers within them"
 )
-_MICS = f"DeepSpeed removed MiCS in 0.19.8; {WITHIN_HALVES}"
+_MICS = f"DeepSpeed removed MiCS in 0.19.8; {_WITHIN_HALVES}"
 
 REMOVED: dict[str, str] = {
     "amp": "DeepSpeed removed Apex AMP in 0.19.8",

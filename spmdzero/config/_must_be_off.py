@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-from spmdzero.config._keys import WITHIN_HALVES
-
 
 @dataclass(frozen=True, kw_only=True)
 class OffValue:
@@ -83,11 +81,6 @@ _ZERO: dict[str, OffValue | OffSection] = {
         fix='Write true; "gradient_clipping": 0 turns clipping off.',
     ),
     "legacy_stage1": OffValue(reason="DeepSpeed removed its first implementation of stage 1"),
-    "zero_hpz_partition_size": OffValue(
-        off=1,
-        reason="a parameter has one partition, over the mesh axis fsdp",
-        fix=f"Remove the key; {WITHIN_HALVES}.",
-    ),
     "zero_quantized_gradients": OffValue(reason=_COLLECTIVES, fix=_COMM_DTYPE),
     "zero_quantized_nontrainable_weights": OffValue(reason=_GATHERED, fix=_HALF_AS_WIDE),
     "zero_quantized_weights": OffValue(reason=_GATHERED, fix=_HALF_AS_WIDE),

@@ -70,6 +70,9 @@ class ZeroConfig(DeepSpeedSection):
             elements stay whole.
         stage3_model_persistence_threshold: largest number of elements that stay whole at stage 3,
             counted over the parameters in the module's order.
+        zero_hpz_partition_size: at stage 3, the number of neighbouring devices that share one copy
+            of the parameters, and gather within their group; all devices share the gradients,
+            masters and moments. 0, 1, and all devices or more have all share the parameters too.
     """
 
     stage: Natural = 0
@@ -107,6 +110,7 @@ class ZeroConfig(DeepSpeedSection):
     stage3_use_all_reduce_for_fetch_params: bool = False
     sub_group_size: Natural = 1_000_000_000
     use_multi_rank_bucket_allreduce: bool = True
+    zero_hpz_partition_size: Natural = 1
 
     @field_validator("stage")
     @classmethod

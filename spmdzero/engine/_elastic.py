@@ -3,8 +3,8 @@
 from spmdzero._to_launcher import is_elastic, is_first_start, tell
 from spmdzero.backend import runtime
 from spmdzero.config import BatchSizes, SpmdZeroConfig, resolve_batch_sizes
+from spmdzero.engine._plan_of import mesh_of
 from spmdzero.errors import BatchSizesError, SpmdZeroConfigError
-from spmdzero.plan import MeshSpec
 
 
 def tell_sizes(settings: SpmdZeroConfig, batch: BatchSizes) -> None:
@@ -44,7 +44,7 @@ def tell_sizes(settings: SpmdZeroConfig, batch: BatchSizes) -> None:
 
 def _holds(settings: SpmdZeroConfig, devices: int) -> bool:
     try:
-        spec = MeshSpec.resolve(settings.spmd.mesh, device_count=devices)
+        spec = mesh_of(settings, devices)
         return resolve_batch_sizes(settings, dp_world_size=spec.replicas).micro > 0
     except SpmdZeroConfigError:
         return False

@@ -34,9 +34,16 @@ def plan_of(config: SpmdZeroConfig, model: nn.Module, *, devices: int) -> Shardi
     names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
     members = Members(names, renewed={})
     groups = find_groups(config.optimizer, None, None, members, device=torch.device("cpu"))
-    mesh = MeshSpec.resolve(config.spmd.mesh, device_count=devices)
+    mesh = mesh_of(config, devices)
     batch = resolve_batch_sizes(config, dp_world_size=mesh.replicas)
     return planned(config, model, groups, batch=batch, mesh=mesh, on_host=offloaded(config))
+
+
+def mesh_of(config: SpmdZeroConfig, devices: int) -> MeshSpec:
+    """The config's mesh of `devices` devices; raises SpmdZeroConfigError where it doesn't fit."""
+    zero = config.zero_optimization
+    group = zero.zero_hpz_partition_size if zero.stage == 3 else 1
+    return MeshSpec.resolve(config.spmd.mesh, device_count=devices, group=group)
 
 
 def planned(

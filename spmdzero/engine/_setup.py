@@ -30,7 +30,7 @@ from spmdzero.data._inputs import InputPlacer
 from spmdzero.engine._clients_optimizer import take_over
 from spmdzero.engine._elastic import tell_sizes
 from spmdzero.engine._groups import Groups, Members, find_groups
-from spmdzero.engine._plan_of import offloaded, resting_shards
+from spmdzero.engine._plan_of import mesh_of, offloaded, resting_shards
 from spmdzero.engine._schedule import make_schedule
 from spmdzero.engine._start_line import say_offload
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError, UsageAssertionError
@@ -140,7 +140,7 @@ def start_devices(settings: SpmdZeroConfig, *, dist_init_required: bool | None) 
     processes.watch_with(timeout=settings.spmd.timeout)
     processes.connect(required=dist_init_required)
     require_same_settings(settings)
-    return MeshSpec.resolve(settings.spmd.mesh, device_count=runtime.device_count())
+    return mesh_of(settings, runtime.device_count())
 
 
 def _refuse_loops(settings: SpmdZeroConfig) -> None:

@@ -96,21 +96,24 @@ def floor_elements(plan: ShardingPlan) -> int:
     with two mesh axes, reducing over one and then over the other gives the same. Stage 2 reduces
     each sharded gradient once per micro-batch. Stage 3 gathers a parameter that rests as a shard
     twice per micro-batch, for forward and for backward: 3Ψ(N-1)/N, and 2Ψ(N-1)/N of frozen ones.
+    Groups that each have a copy of the shards gather among themselves, and keep them equal once.
     """
-    n = plan.mesh.replicas
-    return sum(_times(plan, tensor) * math.prod(tensor.shape) for tensor in plan) * (n - 1) // n
+    sent = sum(_parts_sent(plan, tensor) * math.prod(tensor.shape) for tensor in plan)
+    return sent // plan.mesh.replicas
 
 
-def _times(plan: ShardingPlan, tensor: TensorPlan) -> int:
-    """Number of reductions and gathers of a parameter in one step."""
+def _parts_sent(plan: ShardingPlan, tensor: TensorPlan) -> int:
+    """Number of nths of a parameter that each of n devices sends in one step."""
+    n, groups = plan.mesh.replicas, plan.mesh.data
     gradient = tensor.placement(Role.GRADIENT)
-    rests_whole = not tensor.require(Role.PARAMETER).is_sharded
-    gathers = 1 if rests_whole else 2 * plan.accumulation_steps
-    if gradient is None:
-        return 0 if rests_whole else gathers
     reductions = plan.accumulation_steps if plan.stage >= 2 else 1
+    if tensor.require(Role.PARAMETER).is_sharded:
+        gathers = 2 * plan.accumulation_steps * (n - groups)
+        return gathers if gradient is None else reductions * (n - 1) + gathers + groups - 1
+    if gradient is None:
+        return 0
     # An all-reduce of a whole gradient is a reduce-scatter and a gather each time.
-    return 2 * reductions if gradient.kind == "replicate" else reductions + gathers
+    return (2 * reductions if gradient.kind == "replicate" else reductions + 1) * (n - 1)
 
 
 def _wire_elements(collective: Collective) -> int:

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spmdzero.backend import current
 from spmdzero.explain._chips import CHIPS, Topology, slices_of
 from spmdzero.explain._fit import TargetMemory
-from spmdzero.plan import MeshSpec, Role, ShardingPlan
+from spmdzero.plan import Role, ShardingPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +207,9 @@ class _Changes:
                 f"{own.slices * math.prod(larger.shape)} chips: {count}{larger.name} "
                 f"({count}{larger.cloud_name})"
             )
-            found = self._planned(self.plan.on_mesh(MeshSpec(axes)), self.rest, what)
+            found = self._planned(
+                self.plan.on_mesh(replace(self.plan.mesh, axes=axes)), self.rest, what
+            )
             if found is not None:
                 return found
         return None

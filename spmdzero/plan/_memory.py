@@ -116,10 +116,13 @@ def paper_formula(
     )
     if not mixed_precision_adam:
         return None, f"The paper's formula doesn't apply to this plan ({note})."
-    psi, n = sum(math.prod(tensor.shape) for tensor in tensors), mesh.fsdp
+    psi, n = sum(math.prod(tensor.shape) for tensor in tensors), mesh.shards
     halves = round(4 * psi + 12 * psi / n), round(2 * psi + 14 * psi / n)
-    paper = (16 * psi, *halves, round(16 * psi / n))
+    among = "the fsdp axis"
+    if n != mesh.fsdp:
+        among = f"both axes; at stage 3 parameters have the {mesh.fsdp} of fsdp"
+    paper = (16 * psi, *halves, round(2 * psi / mesh.fsdp + 14 * psi / n))
     return paper, (
-        f"{note}. Ψ = {psi:,}, N = {n} (the fsdp axis). It counts one gradient, at stage 1 before "
+        f"{note}. Ψ = {psi:,}, N = {n} ({among}). It counts one gradient, at stage 1 before "
         "its reduction, no padding, and no small replicated tensors."
     )

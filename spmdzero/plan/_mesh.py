@@ -3,11 +3,14 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from spmdzero.errors import SpmdZeroConfigError
 
 # The order of the mesh's axes: neighbours on the last axis are nearest in device order.
 _AXIS_ORDER = ("data", "fsdp")
+
+Axes: TypeAlias = str | tuple[str, ...]
 
 
 def _refuse(value: object, *, reason: str, fix: str) -> SpmdZeroConfigError:
@@ -19,11 +22,15 @@ class MeshSpec:
     """Names and sizes of the mesh axes. The batch is split over all axes.
 
     Attributes:
-        axes: (name, number of devices) per axis, ``data`` before ``fsdp``. States are sharded over
-            ``fsdp`` and replicated over ``data``; a mesh may have no ``data`` axis.
+        axes: (name, number of devices) per axis, ``data`` before ``fsdp``; a mesh may have no
+            ``data`` axis.
+        states: the axes over which gradients, masters and moments are sharded: ``fsdp``, over which
+            parameters are, so that ``data`` has copies of all; or ``("fsdp", "data")``, where a
+            device has a part of its own part of the parameter.
     """
 
     axes: tuple[tuple[str, int], ...]
+    states: Axes = "fsdp"
 
     def __post_init__(self) -> None:
         if self.names not in (("fsdp",), _AXIS_ORDER):
@@ -41,12 +48,20 @@ class MeshSpec:
                 )
 
     @classmethod
-    def resolve(cls, axes: Mapping[str, int], *, device_count: int) -> "MeshSpec":
+    def resolve(cls, axes: Mapping[str, int], *, device_count: int, group: int = 1) -> "MeshSpec":
         """The mesh that `axes` asks for on `device_count` devices; one size may be -1.
+
+        Args:
+            axes: name of an axis -> its size.
+            device_count: number of devices of all hosts together.
+            group: DeepSpeed's ``zero_hpz_partition_size`` at stage 3: so many devices, or all if
+                there are fewer, share one copy of the parameters, and all devices the states; 0
+                and 1 leave both to `axes`.
 
         Raises:
             SpmdZeroConfigError: an unknown axis, no ``fsdp`` axis, a size that is neither
-                positive nor -1, more than one -1, or sizes that don't multiply to `device_count`.
+                positive nor -1, more than one -1, sizes that don't multiply to `device_count`, or
+                a `group` that doesn't fit the devices or the axes.
         """
         sizes = {name: axes[name] for name in sorted(axes)}
         open_axes = [name for name, size in sizes.items() if size == -1]
@@ -62,7 +77,22 @@ class MeshSpec:
                 if open_axes
                 else f"Choose sizes whose product is {device_count}, or set one axis to -1.",
             )
-        return mesh
+        return mesh if group < 2 else mesh._in_groups(min(group, device_count))
+
+    def _in_groups(self, group: int) -> "MeshSpec":
+        reason = f"{group} doesn't divide the {self.size} devices" if self.size % group else ""
+        if self.data > 1 and self.fsdp != group:
+            reason = f"the mesh has groups of {self.fsdp} that share one copy of the parameters"
+        if reason:
+            raise SpmdZeroConfigError(
+                key="zero_optimization.zero_hpz_partition_size",
+                value=group,
+                reason=reason,
+                fix="Choose a divisor of the number of devices, and leave spmd.mesh out.",
+            )
+        if group == self.size:
+            return self
+        return MeshSpec((("data", self.size // group), ("fsdp", group)), ("fsdp", "data"))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -86,13 +116,29 @@ class MeshSpec:
 
     @property
     def fsdp(self) -> int:
-        """Devices that share one copy of the states."""
+        """Devices that share one copy of the parameters, at stage 3."""
         return dict(self.axes)["fsdp"]
 
     @property
     def data(self) -> int:
-        """Copies of the states: 1 when the mesh has no ``data`` axis."""
+        """Number of groups that each have a copy of the parameters; 1 without a ``data`` axis."""
         return dict(self.axes).get("data", 1)
 
+    @property
+    def shards(self) -> int:
+        """Devices that share one copy of the states."""
+        return self.parts(self.states)
+
+    def parts(self, axes: Axes | None) -> int:
+        """Number of parts of a dim that is split over `axes`."""
+        sizes = dict(self.axes)
+        return math.prod(sizes[axis] for axis in names_of(axes))
+
     def __str__(self) -> str:
-        return ", ".join(f"{name}={size}" for name, size in self.axes)
+        axes = ", ".join(f"{name}={size}" for name, size in self.axes)
+        return axes if self.states == "fsdp" else f"{axes}, states over both"
+
+
+def names_of(axes: Axes | None) -> tuple[str, ...]:
+    """The names in an entry of a partition spec, the slowest first; none for None."""
+    return () if axes is None else (axes,) if isinstance(axes, str) else axes

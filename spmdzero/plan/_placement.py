@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.plan._mesh import MeshSpec
+from spmdzero.plan._mesh import Axes, MeshSpec, names_of
 
 Shape = tuple[int, ...]
-PartitionSpec = tuple[str | tuple[str, ...] | None, ...]
+PartitionSpec = tuple[Axes | None, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,16 +17,18 @@ class Placement:
     """How the devices of a mesh hold one tensor.
 
     Attributes:
-        kind: ``replicate``: every device holds all of it. ``shard``: split along `dim` over the
-            ``fsdp`` axis. ``flat``: flattened, padded to a multiple of the ``fsdp`` axis, and
-            split. ``partial``: each device holds its own whole summand; the tensor is their sum.
+        kind: ``replicate``: every device holds all of it. ``shard``: split along `dim`. ``flat``:
+            flattened, padded to a multiple of the number of parts, and split. ``partial``: each
+            device holds its own whole summand; the tensor is their sum.
         dim: the tensor dim that is split; None unless `kind` is ``shard``.
         reason: why the tensor has this placement, for people to read.
+        over: the mesh axes that ``shard`` and ``flat`` split over.
     """
 
     kind: Literal["replicate", "shard", "flat", "partial"]
     dim: int | None = None
     reason: str
+    over: Axes = "fsdp"
 
     def __post_init__(self) -> None:
         if (self.kind == "shard") != (self.dim is not None):
@@ -47,7 +49,8 @@ class Placement:
         ``flat`` gives ``[padded]``, ``partial`` gives ``[replicas, *shape]``, the others `shape`.
         """
         if self.kind == "flat":
-            return (math.ceil(math.prod(shape) / mesh.fsdp) * mesh.fsdp,)
+            parts = mesh.parts(self.over)
+            return (math.ceil(math.prod(shape) / parts) * parts,)
         if self.kind == "partial":
             return (mesh.replicas, *shape)
         return shape
@@ -56,21 +59,21 @@ class Placement:
         """The mesh axes that split each dim of the stored shape; None for a dim that isn't split.
 
         Raises:
-            SpmdZeroUsageError: `shape` has no dim `dim`, or the ``fsdp`` axis doesn't divide it.
+            SpmdZeroUsageError: `shape` has no dim `dim`, or the number of parts doesn't divide it.
         """
         whole = (None,) * len(shape)
         if self.kind == "flat":
-            return ("fsdp",)
+            return (self.over,)
         if self.kind == "partial":
             return (mesh.names if len(mesh.names) > 1 else mesh.names[0], *whole)
         if self.dim is None:
             return whole
-        if not 0 <= self.dim < len(shape) or shape[self.dim] % mesh.fsdp:
+        parts = mesh.parts(self.over)
+        if not 0 <= self.dim < len(shape) or shape[self.dim] % parts:
             raise SpmdZeroUsageError(
-                f"a tensor of shape {shape} can't be sharded on dim {self.dim} "
-                f"over {mesh.fsdp} devices"
+                f"a tensor of shape {shape} can't be sharded on dim {self.dim} over {parts} devices"
             )
-        return (*whole[: self.dim], "fsdp", *whole[self.dim + 1 :])
+        return (*whole[: self.dim], self.over, *whole[self.dim + 1 :])
 
     def local_shape(self, shape: Shape, mesh: MeshSpec) -> Shape:
         """The shape of the part that one device holds; the same on every device.
@@ -80,8 +83,7 @@ class Placement:
         """
         stored, spec = self.stored_shape(shape, mesh), self.partition_spec(shape, mesh)
         return tuple(
-            length // math.prod(dict(mesh.axes)[axis] for axis in _axes(entry))
-            for length, entry in zip(stored, spec, strict=True)
+            length // mesh.parts(entry) for length, entry in zip(stored, spec, strict=True)
         )
 
     def owned_slices(self, shape: Shape, mesh: MeshSpec) -> tuple[tuple[slice, ...], ...]:
@@ -97,7 +99,7 @@ class Placement:
             slices = []
             for length, entry in zip(local, spec, strict=True):
                 index = 0
-                for axis in _axes(entry):
+                for axis in names_of(entry):
                     index = index * dict(mesh.axes)[axis] + position[axis]
                 slices.append(slice(index * length, (index + 1) * length))
             owned.append(tuple(slices))
@@ -111,9 +113,3 @@ class Placement:
             elements, (padded,) = math.prod(shape), self.stored_shape(shape, mesh)
             return "F" if padded == elements else f"F(pad {elements:,}->{padded:,})"
         return "P" if self.kind == "partial" else "R"
-
-
-def _axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    if entry is None:
-        return ()
-    return (entry,) if isinstance(entry, str) else entry

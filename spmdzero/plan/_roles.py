@@ -48,7 +48,9 @@ def parameter_at_rest(*, stage: int, shard: Placement, persistent: bool) -> Plac
     if stage < 3:
         reason = f"stage {stage} keeps this whole on every device"
     elif shard.kind == "shard" and not persistent:
-        return shard
+        # Where devices share the states in more parts than the parameter, each has of the states a
+        # part of its part of the parameter.
+        return shard if shard.over == "fsdp" else replace(shard, over="fsdp")
     elif shard.kind == "flat":
         # A module's parameter keeps its shape, and no dim of it splits evenly over the devices.
         reason = f"{shard.reason}; a parameter keeps its shape, and stays whole"

@@ -8,7 +8,7 @@ from torch import nn
 from spmdzero.backend import Mesh, arrays, runtime
 from spmdzero.backend.hosts import processes
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.plan import Layout, choose_placement
+from spmdzero.plan import Layout, choose_placement, parameter_at_rest
 
 _HOME = "_spmdzero_home"
 
@@ -47,7 +47,8 @@ class Homes:
         if parameter.numel() <= self.whole or parameter.device.type == "meta":
             return None
         shape, spec = tuple(parameter.shape), self.mesh.spec
-        placement = choose_placement(shape, mesh=spec, min_shard_elements=self.least)
+        shard = choose_placement(shape, mesh=spec, min_shard_elements=self.least)
+        placement = parameter_at_rest(stage=3, shard=shard, persistent=False)
         if placement.kind != "shard":
             return None
         return Home(self.mesh, Layout(placement=placement, shape=shape, mesh=spec))

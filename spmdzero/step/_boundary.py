@@ -146,11 +146,15 @@ class Boundary:
         self, members: Sequence[Member], new: Mapping[str, torch.Tensor]
     ) -> list[torch.Tensor]:
         """Brings the members' new values to the host's memory where they rest there."""
-        return [
-            host_memory().keep(self.mesh, new[f"{slot}/{member.name}"], member.layout.spec)
+        places = [
+            (f"{slot}/{member.name}", layout)
             for member in members
-            for slot in (*member.on_host, *["parameter"] * member.at_rest.on_host)
+            for slot, layout in (
+                *((slot, member.layout) for slot in member.on_host),
+                *[("parameter", member.at_rest)] * member.at_rest.on_host,
+            )
         ]
+        return [host_memory().keep(self.mesh, new[name], at.spec) for name, at in places]
 
     def _fetched(
         self,

@@ -14,7 +14,7 @@ from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan
 WEIGHT, BIAS = 1024 * 512, 4096
 
 
-def plan(stage: int, *, devices: int = 8, micro_batches: int = 1) -> ShardingPlan:
+def plan(stage: int, *, devices: int = 8, micro_batches: int = 1, group: int = 1) -> ShardingPlan:
     return ShardingPlan.build(
         [
             ParamSpec(name="weight", shape=(1024, 512), dtype="bfloat16", trainable=True),
@@ -23,7 +23,7 @@ def plan(stage: int, *, devices: int = 8, micro_batches: int = 1) -> ShardingPla
             ParamSpec(name="frozen", shape=(512, 512), dtype="bfloat16", trainable=False),
         ],
         stage=stage,
-        mesh=MeshSpec.resolve({"fsdp": -1}, device_count=devices),
+        mesh=MeshSpec.resolve({"fsdp": -1}, device_count=devices, group=group),
         master=True,
         moments=("exp_avg", "exp_avg_sq"),
         accumulator_dtype=None,
@@ -57,6 +57,15 @@ def test_floor_at_stage_3_is_a_reduction_and_two_gathers_and_the_gathers_of_what
     assert floor_elements(plan(3)) == (3 * trained + 2 * 512 + 2 * frozen) * 7 // 8
     four = 4 * (3 * trained + 2 * 512 + 2 * frozen)
     assert floor_elements(plan(3, micro_batches=4)) == four * 7 // 8
+
+
+def test_floor_of_groups_is_the_gathers_within_them_and_one_between_them() -> None:
+    trained, frozen = WEIGHT + BIAS, 512 * 512
+    within, between, summed = 2 * 6, 1, 7
+    eighths = trained * (summed + within + between) + 512 * 2 * summed + frozen * within
+    assert floor_elements(plan(3, group=4)) == eighths // 8
+    four = trained * (4 * (summed + within) + between) + 4 * (512 * 2 * summed + frozen * within)
+    assert floor_elements(plan(3, group=4, micro_batches=4)) == four // 8
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ STEPS = 50
 ALL_SHARDS = {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}
 _THERE = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
 OFFLOADED = {"zero_optimization": ALL_SHARDS["zero_optimization"] | _THERE}
+_GROUPS = {"zero_hpz_partition_size": 4}
 
 
 def _case(
@@ -37,5 +38,6 @@ CASES: dict[str, dict[str, Any]] = {
     # Enough steps for captured ones; where programs can, each host has its devices' shards.
     "offloaded, stage 3": _case(**OFFLOADED) | {"steps": 12},
     "stage 3, two axes": _case(spmd={"mesh": {"data": 2, "fsdp": 4}}, **ALL_SHARDS),
+    "stage 3, groups": _case(zero_optimization=ALL_SHARDS["zero_optimization"] | _GROUPS),
     "two axes": _case(2, spmd={"mesh": {"data": 2, "fsdp": 4}}, dropout=0.25),
 }

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import spmdzero
-from spmdzero.backend import runtime
+from spmdzero.backend import arrays, runtime
 from spmdzero.inspect import CollectiveLedger, peak_temporary_bytes
 from tests.engine.test_offload import CPU, on_host
 from tests.engine.test_stage_3 import ALL, Tied, batches, in_each, model, trained
@@ -17,6 +17,7 @@ from tests.engine.test_stage_3 import WAYS as EVERY_WAY
 from tests.support import engines
 
 BLOCKS, WIDTH = 4, 64
+UP = "parameter/blocks.0.up.weight"
 # Sums that are called have one order, at stage 2 as in a loop at stage 3.
 LOOP: dict[str, Any] = {"scan": "on", "reduction": "explicit"}
 
@@ -41,6 +42,17 @@ def test_a_loop_at_stage_3_trains_as_one_at_stage_2(way: str, call: str) -> None
         engine = started(stage, more, model(blocks=BLOCKS, **how))
         found.append(trained(engine, call, steps=3))
     assert found[1] == found[0]
+
+
+def test_a_loop_gathers_within_a_group_and_leaves_parts_of_gradients_on_all_devices() -> None:
+    grouped = {"mesh": {"data": 2, "fsdp": 4}}
+    found = []
+    for spmd, more in ((grouped, {}), ({}, {"zero_hpz_partition_size": 4})):
+        engine = started(3, {"spmd": spmd}, model(blocks=BLOCKS), **more)
+        found.append(trained(engine, "three calls", steps=3)[0])
+    assert found[1] == found[0]
+    assert {shard.shape[0] for shard in arrays.local_shards(engine.named_tensors()[UP])} == {WIDTH}
+    assert engine.plan.at_rest(UP.replace("parameter", "exp_avg")).local == (WIDTH // 2, WIDTH)
 
 
 @pytest.mark.parametrize("call", [engines.one_call, engines.three_calls])

@@ -80,9 +80,10 @@ def test_what_is_on_but_not_supported_is_refused_with_the_reason():
         ("zero_optimization.zenflow", {"topk_ratio": 0.1}, "later than others"),
         ("zero_optimization.zero_quantized_gradients", True, "fp32, bf16 or fp16"),
         ("zero_optimization.zero_quantized_weights", True, '"bf16": {"enabled": true} halves'),
-        *(
-            (f"zero_optimization.{key}", 8, '"spmd": {"mesh": {"data": 2, "fsdp": -1}} shards')
-            for key in ("zero_hpz_partition_size", "mics_shard_size")
+        (
+            "zero_optimization.mics_shard_size",
+            8,
+            '"spmd": {"mesh": {"data": 2, "fsdp": -1}} shards',
         ),
         ("bf16.bf16_master_weights_and_grads", True, "only DeepSpeedCPUAdam"),
         ("bf16.bf16_optimizer_states", True, "need bf16 master weights"),

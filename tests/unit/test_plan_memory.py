@@ -91,6 +91,18 @@ def test_the_formula_counts_the_fsdp_axis_only():
     assert wide.compare().paper == alone.compare().paper
 
 
+def test_the_formula_counts_a_groups_parameters_and_all_devices_states():
+    mesh = MeshSpec((("data", 4), ("fsdp", 8)), ("fsdp", "data"))
+    comparison = build(
+        [param(shape=(4096, 1024)), param("v", shape=(64, 4096))], mesh=mesh
+    ).compare()
+    psi = 4096 * 1024 + 64 * 4096
+    assert comparison.paper[3] == 2 * psi // 8 + 14 * psi // 32
+    assert comparison.stages[2].total == comparison.paper[2]
+    assert comparison.stages[3].total == comparison.paper[3]
+    assert "N = 32 (both axes; at stage 3 parameters have the 8 of fsdp)" in comparison.paper_note
+
+
 def test_the_formula_is_left_out_where_it_does_not_apply():
     for dtype, trainable, overrides in (
         ("float32", True, {}),

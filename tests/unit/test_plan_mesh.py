@@ -20,6 +20,17 @@ def test_mesh_without_a_data_axis_has_one_copy_of_the_states():
     assert (mesh.names, mesh.data, mesh.size) == (("fsdp",), 1, 8)
 
 
+def test_a_group_shares_the_parameters_and_all_devices_the_states():
+    mesh = MeshSpec.resolve({"fsdp": -1}, device_count=8, group=4)
+    assert mesh == MeshSpec((("data", 2), ("fsdp", 4)), ("fsdp", "data"))
+    assert (mesh.fsdp, mesh.shards, mesh.data, mesh.replicas) == (4, 8, 2, 8)
+    assert mesh == MeshSpec.resolve({"data": 2, "fsdp": 4}, device_count=8, group=4)
+    for group in (0, 1, 8, 64):
+        alone = MeshSpec.resolve({"fsdp": -1}, device_count=8, group=group)
+        assert alone == MeshSpec((("fsdp", 8),))
+        assert alone.shards == 8
+
+
 @pytest.mark.parametrize("axes", [{"fsdp": 6}, {"data": 3, "fsdp": 2}, {"data": 6, "fsdp": -1}])
 def test_sizes_that_do_not_fit_the_devices_are_refused_with_both_numbers(axes):
     with pytest.raises(SpmdZeroConfigError, match=r"multiply to 6, there are 8 devices") as caught:

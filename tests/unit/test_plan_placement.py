@@ -19,6 +19,11 @@ meshes = st.one_of(
         st.integers(1, 4),
         st.integers(1, 16),
     ),
+    st.builds(
+        lambda data, fsdp: MeshSpec((("data", data), ("fsdp", fsdp)), ("fsdp", "data")),
+        st.integers(1, 4),
+        st.integers(1, 8),
+    ),
 )
 thresholds = st.sampled_from([0, 1, 2048])
 
@@ -62,14 +67,16 @@ def copies_of_each_element(stored, owned):
 
 
 @settings(deadline=None, database=None)
-@given(shape=shapes, mesh=meshes, threshold=thresholds, stage=st.sampled_from([0, 1, 2]))
+@given(shape=shapes, mesh=meshes, threshold=thresholds, stage=st.sampled_from([0, 1, 2, 3]))
 def test_every_element_has_the_copies_that_its_placement_promises(shape, mesh, threshold, stage):
-    for placement in roles(shape, mesh, min_shard_elements=threshold, stage=stage).values():
-        copies = {"replicate": mesh.size, "partial": 1, "shard": mesh.data, "flat": mesh.data}
+    placements = roles(shape, mesh, min_shard_elements=threshold, stage=stage)
+    for role, placement in placements.items():
+        among = mesh.fsdp if role is Role.PARAMETER else mesh.shards
+        copies = {"replicate": mesh.size, "partial": 1}.get(placement.kind, mesh.size // among)
         owned = placement.owned_slices(shape, mesh)
         assert len(owned) == mesh.size
         count = copies_of_each_element(placement.stored_shape(shape, mesh), owned)
-        assert (count == copies[placement.kind]).all()
+        assert (count == copies).all()
 
 
 @settings(deadline=None, database=None)
@@ -91,7 +98,7 @@ def test_every_device_holds_a_block_of_the_local_shape(shape, mesh, threshold, s
 def test_a_large_tensor_is_never_replicated(shape, mesh, threshold):
     placement = state_placement(shape, mesh, min_shard_elements=threshold)
     elements = math.prod(shape)
-    must_split = mesh.fsdp > 1 and shape != () and elements > 0 and elements >= threshold
+    must_split = mesh.shards > 1 and shape != () and elements > 0 and elements >= threshold
     assert placement.is_sharded == must_split
 
 
@@ -100,11 +107,11 @@ def test_a_large_tensor_is_never_replicated(shape, mesh, threshold):
 def test_padding_is_less_than_one_element_per_device_and_only_where_no_dim_divides(shape, mesh):
     placement = state_placement(shape, mesh)
     if placement.is_sharded:
-        divides = any(length % mesh.fsdp == 0 for length in shape)
+        divides = any(length % mesh.shards == 0 for length in shape)
         assert placement.kind == ("shard" if divides else "flat")
     if placement.kind == "flat":
         (stored,) = placement.stored_shape(shape, mesh)
-        assert 0 <= stored - math.prod(shape) < mesh.fsdp
+        assert 0 <= stored - math.prod(shape) < mesh.shards
 
 
 @settings(deadline=None, database=None)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -152,7 +151,7 @@ class DeviceMesh:
         value = own_value(tensor)
         require_same(value)
         shape = [
-            length // self._parts(axes) for length, axes in zip(tensor.shape, spec, strict=True)
+            length // self.spec.parts(axes) for length, axes in zip(tensor.shape, spec, strict=True)
         ]
         op = MeshOp(("enter", spec, *self.key), None, Space.REPLICA, spec, self.devices)
         return over(record(op, (value,), {}, [(shape, tensor.dtype)])[0])
@@ -165,12 +164,6 @@ class DeviceMesh:
         op = MeshOp(("leave", spec, *self.key), None, Space.GLOBAL, spec, self.devices)
         return over(record(op, (own_value(tensor),), {}, [(shape, tensor.dtype)])[0])
 
-    def _parts(self, axes: str | tuple[str, ...] | None) -> int:
-        if axes is None:
-            return 1
-        sizes = dict(zip(self.spec.names, self.spec.shape, strict=True))
-        return math.prod(sizes[name] for name in ((axes,) if isinstance(axes, str) else axes))
-
     def reduce_scatter(
         self, local: torch.Tensor, *, axis: str, dim: int, steps: tuple[int, ...] = ()
     ) -> torch.Tensor:
@@ -179,7 +172,7 @@ class DeviceMesh:
         Args:
             steps: factors of the axis's length, one reduce-scatter for each; empty for one in all.
         """
-        shape, length = list(local.shape), self._parts(axis)
+        shape, length = list(local.shape), self.spec.parts(axis)
         shape[dim] //= length
         places = np.arange(length).reshape(steps or (length,))
 

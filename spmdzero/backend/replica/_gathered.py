@@ -168,11 +168,13 @@ class GatheredAtUse:
 
     def awaiting_part(self, shard: Shard, dtype: torch.dtype) -> torch.Tensor:
         """What autograd hands the parts of a parameter's gradient to, in their dtype."""
+        spec, dim = self._mesh.spec, shard.dim
+        length = shard.local.shape[dim] * spec.fsdp // spec.shards
         return enter_part(
             shard.parameter,
             shard.name,
             shard.sink,
-            there=lambda _: shard.local.to(dtype),
+            there=lambda _: shard.local.narrow(dim, 0, length).to(dtype),
             parts=self._parts(),
             seed=self._seed,
         )

@@ -22,6 +22,6 @@ def global_norm(tensors: Sequence[tuple[torch.Tensor, PartitionSpec]], mesh: Mes
         if shards:
             local = [mesh.enter(t, s).float().pow(2).sum() for t, s in shards]
             total = torch.stack(local).sum().reshape(1)
-            stacked = mesh.leave(total, ("fsdp",), (mesh.spec.fsdp,))
+            stacked = mesh.leave(total, (mesh.spec.states,), (mesh.spec.shards,))
             squares.append(mesh.mark(stacked.sum(), REPLICATED))
     return mesh.mark(torch.stack(squares).sum().sqrt(), REPLICATED)

@@ -84,7 +84,9 @@ class GradientReduction:
         if layout.kind == "flat":
             moved = F.pad(moved.reshape(-1), (0, layout.stored[0] - moved.numel()))
         moved = self.mesh.reduce_scatter(moved, axis="fsdp", dim=dim, steps=self.steps)
-        if spec.data > 1:
+        if spec.states != "fsdp":
+            moved = self.mesh.reduce_scatter(moved, axis="data", dim=dim)
+        elif spec.data > 1:
             moved = self.mesh.all_reduce(moved, axis="data")
         return moved.to(local.dtype)
 

@@ -40,6 +40,7 @@ KEYS = (
         multi_rank_bucket_allreduce=use_multi_rank_bucket_allreduce reduce_bucket_size
         allgather_bucket_size sub_group_size log_trace_cache_warnings""",
     ),
+    ("zero_optimization.zero_", "zero_", "hpz_partition_size"),
     (
         "zero_optimization.stage3_",
         "zero_",
@@ -60,14 +61,13 @@ FIXED: tuple[tuple[Any, str, str], ...] = (
     (False, "XLA is the compiler", "is_deepcompile_enabled is_deepcompile_active"),
     (
         False,
-        "a gathered parameter is let go, and no group of hosts keeps a copy",
+        "a gathered parameter is let go, and no group is told apart as the first",
         """is_first_weights_partition_group
         zero_save_muon_momentum_buffer_in_memory""",
     ),
     (False, "the collective ledger shows what was compiled", "is_sanity_checks_enabled"),
     (False, "nothing is kept on a disk", "zero_nvme_offload_optimizer"),
     (False, "the devices update, and no processor of the host does", "super_offload"),
-    (1, "a secondary partition is ZeRO++'s", "zero_hpz_partition_size"),
     (
         False,
         "that is ZeRO++",
