@@ -85,7 +85,7 @@ class RepeatedSteps:
         backward, repeats = self._training.gradients.held, current().repeats
         if backward is None or repeats is None:
             return False
-        if not blocked and runtime.process_count() == 1:
+        if not blocked:
             beginning = repeats.beginning(backward.kept)
             alive, key = self._key(backward, beginning, boundary=boundary)
             known = self._known.get(key)

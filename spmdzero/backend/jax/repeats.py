@@ -1,8 +1,10 @@
 """Starts a step's program again though only its beginning is recorded: see `Repeats`."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 
+import jax
 import torch
 
 from spmdzero.backend.jax._cells import Kept, pending_values
@@ -116,6 +118,8 @@ class Repeat:
         for value, form in zip(inputs, self.forms, strict=True):
             if (value.form or form_of(value)) != form:
                 return None
+        if jax.process_count() > 1 and self._shares(inputs, beginning.kept):
+            return None
         arrays = uploaded(inputs)
         beginning.kept.release()
         # Another tensor shares this memory.
@@ -130,6 +134,12 @@ class Repeat:
         made = self.results.held(results, into)
         generator.advance()
         return made
+
+    def _shares(self, inputs: Sequence[Value], kept: Kept) -> bool:
+        """Whether a donated input has to be copied, in which other hosts would take no part."""
+        here = Counter(map(id, kept.values))
+        donated = [(inputs[place], own) for place, own in self.donated]
+        return any(value.holders - here[id(value)] > own for value, own in donated)
 
 
 def learn(
