@@ -31,7 +31,8 @@ class Upload(Value):
 
     def __init__(self, host: np.ndarray, dtype: torch.dtype, sharding: NamedSharding) -> None:
         super().__init__(host.shape, dtype, Space.GLOBAL)
-        self._host, self._sharding = host, sharding
+        self._sharding = sharding
+        self._host: np.ndarray | None = host
 
     @property
     def array(self) -> Any:  # type: ignore[override]

@@ -86,7 +86,8 @@ class Value:
         self.node, self.index, self.array = node, index, array
         self.stand_in, self.serial = stand_in, next(_serial)
         self.holders, self.uploaded, self.failed, self.replaces = 0, False, False, 0
-        self.on_demand, self.form = False, None
+        self.on_demand = False
+        self.form: tuple[tuple[int, ...], torch.dtype, str] | None = None
 
     @property
     def sharding(self) -> Any:
