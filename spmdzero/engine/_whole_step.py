@@ -172,7 +172,12 @@ def trace_whole_step(
     traced, read = traced.narrowed(len(state), len(state) + len(inputs) + len(hosts))
     names = list(state)
     reads = [names[index] for index in read]
-    forms = arrays.forms_of([state[name] for name in reads])
+    present = [state[name] for name in reads]
+    for name, pending in zip(reads, arrays.are_pending(present), strict=True):
+        # All that was pending has been started, but for what is taken out of another tensor.
+        if pending:
+            raise NotCapturableError(f"{name} is a view of another tensor")
+    forms = arrays.forms_of(present)
     added = {name.partition("/")[2] for name in written if name.startswith("accumulator/")}
     return WholeStep(
         traced=traced.labelled(reads, forms, written),
