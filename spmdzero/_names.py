@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 
 def listed(names: Sequence[str], *, most: int) -> str:
@@ -28,6 +28,12 @@ def covered(name: str, known: Iterable[str]) -> str | None:
         return name if name in known else None
     form = re.compile(re.escape(name).replace(r"\*", r"\d+"))
     return next((each for each in known if form.fullmatch(each)), None)
+
+
+def in_common(names: Collection[str]) -> str:
+    """The one name, or the form with stars that all `names` have; "" where there is none."""
+    forms = {re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names}
+    return next(iter(names if len(names) == 1 else forms)) if len(forms) == 1 else ""
 
 
 def dotted(words: str) -> Iterator[str]:

@@ -79,8 +79,9 @@ def require_module(model: object, **refused: object) -> nn.Module:
     for name, value in refused.items():
         if value is not None:
             raise SpmdZeroUsageError(
-                f"initialize({name}=...): spmdzero is data-parallel ZeRO, it has no model "
-                'parallelism. Leave it out; "spmd": {"mesh": ...} shapes the data axes'
+                f"initialize({name}=...): one process drives all devices, and the config says how "
+                'they share the work. Leave it out; "spmd": {"mesh": {"fsdp": -1, "tensor": 2}} '
+                "splits weights over pairs of them"
             )
     return model
 

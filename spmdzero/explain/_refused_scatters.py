@@ -45,7 +45,9 @@ def refused_scatters(
         topology: the chips; None for XLA's CPU compiler.
     """
     gradients = [c for c in collectives if c.role == "gradient"]
-    scattered = {c.tensor for c in gradients if c.kind == "reduce-scatter"}
+    # Over slices libtpu scatters within each, and gathers the sum there again.
+    whole = {c.tensor for c in gradients if c.kind == "all-gather"}
+    scattered = {c.tensor for c in gradients if c.kind == "reduce-scatter"} - whole
     refused: dict[str, RefusedScatter] = {}
     for c in gradients:
         name = covered(c.tensor, plan.names)
@@ -79,6 +81,16 @@ def _why(
         return (
             f"one mesh axis spans all of {topology.name}, where libtpu prefers its N-D all-reduce",
             fix,
+        )
+    if topology.slices > 1 and not any_scattered:
+        group = topology.devices // topology.slices
+        return (
+            "one mesh axis spans the slices: libtpu sums it whole in each of them",
+            f'"zero_optimization": {{"zero_hpz_partition_size": {group}}} gathers and scatters '
+            "within a slice"
+            if plan.stage == 3
+            else f'"spmd": {{"mesh": {{"data": {topology.slices}, "fsdp": -1}}}} scatters within a '
+            "slice",
         )
     if len(tensor.shape) == 1:
         return (

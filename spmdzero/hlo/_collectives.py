@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.hlo._groups import group_size, sent_by_a_host, within
+from spmdzero.hlo._inputs import moved_from
 from spmdzero.hlo._loops import runs
 from spmdzero.hlo._module import Instruction, Module, Shape
 from spmdzero.hlo._tags import ELEMENTWISE, gradient_by_use, tag_of, traced_as
@@ -144,6 +145,10 @@ def _of_each_operand(
         shown = "reduce-scatter" if fused else kind
         traced = traced_as(module, held, element)
         role, tensor = tag_of(module, held, traced, operand, element, outputs)
+        if not traced.op_name and kind == "all-gather":
+            # In programs over several slices libtpu keeps no names of collectives.
+            of_input, _, name = moved_from(module, operand, outputs).partition("/")
+            role, tensor = (of_input, name) if of_input == "parameter" else (role, tensor)
         if not traced.op_name and kind in _OF_A_SUM and math.prod(payload.dims) > 1:
             role, tensor = gradient_by_use(module, held, element) or (role, tensor)
             # A micro-batch's gradients leave the program as the accumulators to which they are

@@ -16,7 +16,9 @@ _SOURCE = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
 _CHAIN = re.compile(r'\bchain_id="(\d+)"')
 _ALIAS = re.compile(r"\{[\d, ]*\}: \((\d+), \{([\d, ]*)\}")
 # The same, for an output that is an element of the program's tuple.
-_ALIASED_OUTPUT = re.compile(r"\{(\d+)\}: \(\d+, \{[\d, ]*\}")
+_ALIASED_OUTPUT = re.compile(r"\{(\d+)\}: \((\d+), \{[\d, ]*\}")
+# Between slices libtpu sends and receives; both ends have one word.
+_RENDEZVOUS = re.compile(r'_rendezvous="([^"]*)"')
 # In these calls each operand is the value of a parameter, and the called computation's root is the
 # value of the call. In a while, a reduce or a sort this doesn't hold.
 _TRANSPARENT_CALLS = frozenset({"fusion", "call", "async-start"})
@@ -136,7 +138,13 @@ class Module:
     @property
     def aliased_outputs(self) -> tuple[int, ...]:
         """Indices of outputs that reuse an input's buffer, in a program that returns a tuple."""
-        return tuple(map(int, _ALIASED_OUTPUT.findall(self.header)))
+        return tuple(place for place, _ in self.reused)
+
+    @cached_property
+    def reused(self) -> tuple[tuple[int, int], ...]:
+        """Index of an output and number of the input whose buffer it reuses, as above."""
+        found = _ALIASED_OUTPUT.findall(self.header)
+        return tuple((int(place), int(number)) for place, number in found)
 
     @property
     def parameters(self) -> int:
@@ -166,7 +174,9 @@ class Module:
                 for caller in self.callers(instruction.computation)
                 if caller.opcode in _TRANSPARENT_CALLS
             )
-        inside = [self._root(name) for name in self._entered(instruction)]
+        if instruction.opcode == "recv":
+            return tuple(self.operands(sent)[0] for sent in self._met(instruction, "send"))
+        inside = [self.root(name) for name in self._entered(instruction)]
         return (*inside, *self.operands(instruction))
 
     def uses(self, instruction: Instruction, element: int | None = None) -> Iterator[Use]:
@@ -177,6 +187,9 @@ class Module:
                     yield from self.uses(user)
             elif user.opcode == "tuple":
                 yield from self.uses(user, position)
+            elif user.opcode == "send":
+                for received in self._met(user, "recv"):
+                    yield from self.uses(received, 0)
             elif entered := self._entered(user):
                 for name in entered:
                     yield from self.uses(self._parameters[name][position])
@@ -268,7 +281,21 @@ class Module:
     def _entered(self, instruction: Instruction) -> tuple[str, ...]:
         return instruction.called if instruction.opcode in _TRANSPARENT_CALLS else ()
 
-    def _root(self, computation: str) -> Instruction:
+    def _met(self, transfer: Instruction, other: str) -> list[Instruction]:
+        """The other ends of a transfer between slices: those of a send, or of a recv."""
+        ends = self._ends.get(_rendezvous(transfer), [])
+        return [end for end in ends if end.opcode == other]
+
+    @cached_property
+    def _ends(self) -> dict[str, list[Instruction]]:
+        ends: dict[str, list[Instruction]] = {}
+        for instruction in self.instructions():
+            if instruction.opcode in ("send", "recv") and (word := _rendezvous(instruction)):
+                ends.setdefault(word, []).append(instruction)
+        return ends
+
+    def root(self, computation: str) -> Instruction:
+        """The instruction whose value a computation returns."""
         return next(i for i in self.computations[computation].values() if i.is_root)
 
     @cached_property
@@ -293,3 +320,8 @@ class Module:
             name: {int(i.arguments): i for i in body.values() if i.opcode == "parameter"}
             for name, body in self.computations.items()
         }
+
+
+def _rendezvous(transfer: Instruction) -> str:
+    found = _RENDEZVOUS.search(transfer.attributes)
+    return found[1] if found else ""

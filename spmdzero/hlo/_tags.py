@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 
+from spmdzero._names import in_common
 from spmdzero.hlo._module import Instruction, Module
 
 # A scope named zero.gradient/layer.weight reaches HLO as zero.gradient/layer.weight.<number>/<op>.
@@ -20,6 +21,8 @@ _LAYOUT |= {"collective-permute-done", "all-gather-done", "fusion", "get-tuple-e
 _LAYOUT |= {"slice-start", "slice-done", "parameter", "tuple"}
 # A loop stacks what each turn makes, from which others take their slices.
 _LAYOUT |= {"while"}
+# Over several slices libtpu reduces within each, and then moves parts between them.
+_LAYOUT |= {"recv-done"}
 
 
 def traced_as(module: Module, instruction: Instruction, element: int | None) -> Instruction:
@@ -75,12 +78,17 @@ def gradient_by_use(
     A reduce-scatter that the compiler takes apart, to make it asynchronous, loses its name. The
     norm reads it, too, of all gradients. It may be one of several, over a torus's directions.
     """
-    through = _LAYOUT | {"all-reduce", "reduce-scatter", "custom-call"}
-    for use in module.readers(instruction, element, through=through):
-        role, tensor = _tag(use.user.op_name) if use.user else ("", "")
-        if role == "update" and tensor:
-            return "gradient", tensor
-    return None
+    through = _LAYOUT | {"all-reduce", "reduce-scatter", "all-gather", "custom-call"}
+    tags = (
+        _tag(use.user.op_name)
+        for use in module.readers(instruction, element, through=through)
+        if use.user
+    )
+    tensors = (tensor for role, tensor in tags if role == "update" and tensor)
+    # What each turn of a loop reduces is of equal blocks.
+    in_loop = module.in_loop(instruction.computation)
+    tensor = in_common(set(tensors)) if in_loop else next(tensors, "")
+    return ("gradient", tensor) if tensor else None
 
 
 def _tag(op_name: str) -> tuple[str, str]:

@@ -205,6 +205,33 @@ def overwrite(module: nn.Module) -> None:
     assert module.get_parameter(FILLED).sum().item() == pytest.approx(0.01 * 64 * 256, rel=1e-4)
 
 
+class Banked(nn.Module):
+    """A frozen layer, a trained one, and a buffer of weights: `[rows, 64]` -> a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(64, 64, bias=False).requires_grad_(False)
+        self.head = nn.Linear(64, 64, bias=False)
+        self.register_buffer("bank", torch.randn(2, 64, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.base(x)).square().mean()
+
+
+def test_a_parameter_that_is_given_a_view_of_a_buffer_is_the_buffers_part() -> None:
+    losses = []
+    rows = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    for call in (engines.one_call, engines.three_calls):
+        torch.manual_seed(0)
+        engine = start(Banked(), zero_optimization=ALL)
+        call(engine, rows)
+        engine.module.base.weight.data = engine.module.bank[1]
+        losses.append([call(engine, rows).item() for _ in range(2)])
+        weight = engine.module.base.weight.detach().cpu()
+        assert torch.equal(weight, engine.module.bank[1].cpu())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
 @pytest.mark.parametrize("call", [engines.one_call, engines.three_calls])
 @pytest.mark.parametrize("trained", [False, True], ids=["frozen", "trained"])
 def test_what_a_script_overwrites_rests_as_shards_again_from_the_next_step_on(

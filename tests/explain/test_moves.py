@@ -83,6 +83,18 @@ def test_a_whole_square_slice_is_refused_for_its_topology_with_what_restores_it(
     assert fix in refused[0].fix
 
 
+@pytest.mark.parametrize(
+    ("stage", "fix"), [(2, '{"data": 2, "fsdp": -1}'), (3, '{"zero_hpz_partition_size": 8}')]
+)
+def test_a_gradient_that_slices_scatter_and_gather_again_is_refused(stage: int, fix: str) -> None:
+    made = [reduction("weight", (1024, 512), kind) for kind in ("reduce-scatter", "all-gather")]
+    topology = Topology.parse("2xv5e:2x4")
+    (refused,) = refused_scatters(plan(stage, devices=16), made, topology=topology)
+    assert refused.tensor == "weight"
+    assert "spans the slices" in refused.reason
+    assert fix in refused.fix
+
+
 def test_a_refused_gradient_of_equal_blocks_is_found_by_their_common_name() -> None:
     blocks = [
         ParamSpec(name=f"blocks.{i}.w", shape=(1024, 512), dtype="bfloat16", trainable=True)

@@ -134,3 +134,10 @@ def test_rrelu_draws_slopes_that_its_gradient_has(mesh: Mesh) -> None:
     assert slopes.min() >= 0.1
     assert slopes.max() <= 0.4
     assert len(set(slopes.tolist())) > 32
+
+
+def test_isin_of_one_number_reduces_no_dim() -> None:
+    # As `generate` of transformers asks whether a token that ends is the padding.
+    tokens, pad = torch.tensor([3, 5]), torch.tensor(5)
+    found = torch.isin(tokens.to(DEVICE), pad.to(DEVICE))
+    assert found.cpu().tolist() == [False, True]

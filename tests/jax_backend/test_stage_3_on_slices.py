@@ -24,13 +24,14 @@ import torch
 import spmdzero
 from tests.engine.test_stage_3 import Tied
 
-tpu, devices, blocks, width, scan, flags = sys.argv[1:]
+tpu, devices, blocks, width, scan, flags, group = sys.argv[1:]
+zero = {"stage": 3, "zero_hpz_partition_size": int(group)}
 config = {
     "train_micro_batch_size_per_gpu": 1,
     "optimizer": {"type": "AdamW"},
     "bf16": {"enabled": True},
     # Vectors stay whole. One of which a chip has fewer than 128 elements libtpu gathers by a sum.
-    "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 5000},
+    "zero_optimization": zero | {"stage3_param_persistence_threshold": 5000},
     "spmd": {"scan": scan, "xla_flags": flags},
 }
 with torch.device("meta"):
@@ -41,9 +42,9 @@ print(spmdzero.explain(model, config, rows, tpu=[tpu], stages=()).to_json())
 
 
 @functools.cache
-def explained(tpu: str, blocks: int, scan: str, flags: str = "none") -> Explanation:
+def explained(tpu: str, blocks: int, scan: str, flags: str = "none", group: int = 1) -> Explanation:
     devices = Topology.parse(tpu).devices
-    told = map(str, (tpu, devices, blocks, WIDTH, scan, flags))
+    told = map(str, (tpu, devices, blocks, WIDTH, scan, flags, group))
     said = run_python("-c", SCRIPT, *told, devices=devices, SPMDZERO_BACKEND="jax")
     return Explanation.from_json(said[said.index("{") :])
 
@@ -101,3 +102,41 @@ def test_what_is_held_at_the_peak_grows_with_depth_by_no_whole_parameter(
 ) -> None:
     few, many = (beside(explained(tpu, blocks, scan)) for blocks in (FEW, MANY))
     assert (many - few) / (MANY - FEW) < MATRIX / 2
+
+
+TWO_SLICES = "2xv5e:2x4"
+
+
+def named(scan: str) -> dict[str, int]:
+    """The matrices by name, each with the number of its gathers: the tied table has three."""
+    blocks = ["*"] if scan == "on" else range(FEW)
+    weights = [f"blocks.{i}.{part}.weight" for i in blocks for part in ("up", "down")]
+    return dict.fromkeys(weights, 2) | {"embed.weight": 3}
+
+
+@pytest.mark.parametrize("scan", ["off", "on"])
+def test_over_two_slices_each_gather_has_a_name_and_gradients_are_summed_whole(scan: str) -> None:
+    moves = explained(TWO_SLICES, FEW, scan).moves_on(TWO_SLICES)
+    (program,) = moves.programs
+    assert (moves.activations, moves.unnamed) == ((), ())
+    gathers = [c for c in program.ledger.of_role("parameter") if c.bytes > 2**16]
+    assert collections.Counter(c.tensor for c in gathers) == named(scan)
+    # Each is within a slice, of what all slices' places have sent each other.
+    assert {(c.kind, c.group_size) for c in gathers} == {("all-gather", 8)}
+    # libtpu has no sum of which each chip of both slices keeps its part: two gathers and an
+    # all-reduce within a slice are 4 * 7/8 of what there is, and the floor is 3 * 15/16.
+    assert 1.24 < moves.over_floor < 1.26
+
+
+@pytest.mark.parametrize("scan", ["off", "on"])
+def test_groups_that_are_slices_gather_and_scatter_within_them_once(scan: str) -> None:
+    moves = explained(TWO_SLICES, FEW, scan, group=8).moves_on(TWO_SLICES)
+    (program,) = moves.programs
+    assert (moves.activations, moves.unnamed) == ((), ())
+    gathers = [c for c in program.ledger.of_role("parameter") if c.bytes > 2**16]
+    assert collections.Counter(c.tensor for c in gathers) == named(scan)
+    gradients = [c for c in program.ledger.of_role("gradient") if c.bytes > 2**16]
+    assert {c.kind for c in gradients} == {"reduce-scatter"}
+    assert {c.tensor for c in gradients} == named(scan).keys()
+    # The floor has what one sum and one gather between slices send, which the ledger hasn't.
+    assert 0.95 < moves.over_floor < 1

@@ -125,3 +125,86 @@ def test_rows_that_are_shifted_between_two_steps_of_a_sum_are_of_its_gradient() 
     ledger = CollectiveLedger.from_hlo(SHIFTED)
     found = {c.kind: (c.role, c.tensor) for c in ledger.collectives}
     assert found == dict.fromkeys(("collective-permute", "reduce-scatter"), ("gradient", "w"))
+
+
+SLICES = """\
+HloModule slices, num_partitions=4, input_output_alias={ {0}: (1, {}, may-alias), \
+{1}: (2, {}, may-alias), {2}: (0, {}, may-alias) }
+
+%add (a: bf16[], b: bf16[]) -> bf16[] {
+  %a = bf16[] parameter(0)
+  %b = bf16[] parameter(1)
+  ROOT %sum = bf16[] add(%a, %b)
+}
+
+%stacked (one: bf16[1,8,64], two: bf16[1,8,64]) -> bf16[2,8,64] {
+  %one = bf16[1,8,64] parameter(0)
+  %two = bf16[1,8,64] parameter(1)
+  %low = bf16[] constant(-inf)
+  %pad.1 = bf16[2,8,64] pad(%one, %low), padding=0_1x0_0x0_0
+  %pad.2 = bf16[2,8,64] pad(%two, %low), padding=1_0x0_0x0_0
+  ROOT %both = bf16[2,8,64] maximum(%pad.1, %pad.2)
+}
+
+%body (state: (s32[], bf16[2,8,64], bf16[2,16,64])) -> (s32[], bf16[2,8,64], bf16[2,16,64]) {
+  %state = (s32[], bf16[2,8,64], bf16[2,16,64]) parameter(0)
+  %turn = s32[] get-tuple-element(%state), index=0
+  %stack = bf16[2,8,64] get-tuple-element(%state), index=1
+  %sums = bf16[2,16,64] get-tuple-element(%state), index=2
+  %zero = s32[] constant(0)
+  %own = bf16[1,8,64] dynamic-slice(%stack, %turn, %zero, %zero), dynamic_slice_sizes={1,8,64}
+  %begin = token[] after-all()
+  %sent = (bf16[1,8,64], u32[], token[]) send(%own, %begin), channel_id=1, is_host_transfer=true, \
+frontend_attributes={_xla_host_transfer_rendezvous="all-gather.1_0"}
+  %received = (bf16[2,8,64], u32[], token[]) recv(%begin), channel_id=2, is_host_transfer=true, \
+frontend_attributes={_xla_host_transfer_rendezvous="all-gather.1_0"}
+  %came = (bf16[2,8,64], token[]) recv-done(%received), channel_id=2
+  %parts = bf16[2,8,64] get-tuple-element(%came), index=0
+  %whole = bf16[2,16,64] all-gather(%parts), replica_groups={{0,1},{2,3}}, dimensions={1}
+  %squared = bf16[2,16,64] multiply(%whole, %sums)
+  ROOT %next = (s32[], bf16[2,8,64], bf16[2,16,64]) tuple(%turn, %stack, %squared)
+}
+
+%condition (state: (s32[], bf16[2,8,64], bf16[2,16,64])) -> pred[] {
+  %state = (s32[], bf16[2,8,64], bf16[2,16,64]) parameter(0)
+  ROOT %more = pred[] constant(true)
+}
+
+ENTRY %main (head: bf16[16,64], one: bf16[1,8,64], two: bf16[1,8,64], made: bf16[32,64]) -> (\
+bf16[1,8,64], bf16[1,8,64], f32[16,64]) {
+  %head = bf16[16,64]{1,0} parameter(0)
+  %one = bf16[1,8,64] parameter(1)
+  %two = bf16[1,8,64] parameter(2)
+  %made = bf16[32,64] parameter(3)
+  %both = bf16[2,8,64] fusion(%one, %two), kind=kLoop, calls=%stacked
+  %start = s32[] constant(0)
+  %blank = bf16[2,16,64] constant({...})
+  %first = (s32[], bf16[2,8,64], bf16[2,16,64]) tuple(%start, %both, %blank)
+  %last = (s32[], bf16[2,8,64], bf16[2,16,64]) while(%first), condition=%condition, body=%body
+  %part = bf16[16,64]{1,0} reduce-scatter(%made), replica_groups={{0,1},{2,3}}, dimensions={0}, \
+to_apply=%add
+  %begin = token[] after-all()
+  %sent = (bf16[16,64], u32[], token[]) send(%part, %begin), channel_id=3, is_host_transfer=true, \
+frontend_attributes={_xla_host_transfer_rendezvous="all-reduce.2_3"}
+  %received = (bf16[16,64], u32[], token[]) recv(%begin), channel_id=4, is_host_transfer=true, \
+frontend_attributes={_xla_host_transfer_rendezvous="all-reduce.2_3"}
+  %came = (bf16[16,64], token[]) recv-done(%received), channel_id=4
+  %sum = bf16[16,64] get-tuple-element(%came), index=0
+  %whole = bf16[32,64] all-gather(%head), replica_groups={{0,1},{2,3}}, dimensions={0}
+  %new = f32[16,64]{1,0} negate(%sum), metadata={op_name="jit(run)/zero.update/head.weight.0/neg"}
+  ROOT %out = (bf16[1,8,64], bf16[1,8,64], f32[16,64]) tuple(%one, %two, %new)
+}
+"""
+
+
+def test_between_slices_what_is_sent_and_received_has_the_name_of_the_input_and_of_the_update() -> (
+    None
+):
+    """As libtpu 0.0.21 does over two slices: it keeps no collective's name."""
+    outputs = [f"parameter/{n}.weight" for n in ("blocks.0.up", "blocks.1.up", "head")]
+    found = CollectiveLedger.from_hlo(SLICES, outputs=outputs).collectives
+    assert [(c.kind, c.role, c.tensor) for c in found] == [
+        ("all-gather", "parameter", "blocks.*.up.weight"),
+        ("reduce-scatter", "gradient", "head.weight"),
+        ("all-gather", "parameter", "head.weight"),
+    ]

@@ -89,15 +89,23 @@ def argmin(self: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     return _index(jnp.argmin, self, dim, keepdim).astype(jnp.int64)
 
 
+def _is_empty(dim: Any) -> bool:
+    return isinstance(dim, list | tuple) and not dim
+
+
 @lowers("any", "any.dim", "any.dims", "_is_any_true")
 def any_(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    """Whether any element is not 0."""
+    """Whether any element is not 0; an empty list of dims reduces none, unlike that of a sum."""
+    if _is_empty(dim):
+        return self != 0
     return jnp.any(self != 0, axes(dim, self.ndim), keepdims=keepdim)
 
 
 @lowers("all", "all.dim", "all.dims", "_is_all_true")
 def all_(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    """Whether no element is 0."""
+    """Whether no element is 0; an empty list of dims reduces none."""
+    if _is_empty(dim):
+        return self != 0
     return jnp.all(self != 0, axes(dim, self.ndim), keepdims=keepdim)
 
 
