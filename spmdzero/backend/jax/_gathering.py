@@ -8,6 +8,7 @@ import torch
 
 from spmdzero.backend.jax._dispatch import own_value, value_of
 from spmdzero.backend.jax._operations import MeshOp
+from spmdzero.backend.jax._slice import within_tensor
 from spmdzero.backend.jax._tensor import LazyTensor, alias_of, meta_of, over
 from spmdzero.backend.jax._values import Space, record
 from spmdzero.backend.jax.arrays import write_stamp
@@ -24,15 +25,18 @@ class JaxGathering:
 
     mesh: DeviceMesh
 
-    def all_gather(self, local: torch.Tensor, *, axis: str, dim: int) -> torch.Tensor:
-        """The parts of all devices of a mesh axis, joined along `dim`; in replica space."""
+    def all_gather(
+        self, local: torch.Tensor, *, axis: str, dim: int, tensor_dim: int | None = None
+    ) -> torch.Tensor:
+        """See `Gathering`."""
         spec, shape = self.mesh.spec, list(local.shape)
         shape[dim] *= dict(spec.axes)[axis]
 
         def gathered(array: jax.Array) -> jax.Array:
             return jax.lax.all_gather(array, axis, axis=dim, tiled=True)
 
-        key = ("all_gather", axis, dim, spec.names, spec.shape)
+        gathered = within_tensor(gathered, tensor_dim)
+        key = ("all_gather", axis, dim, tensor_dim, spec.names, spec.shape)
         op = MeshOp(key, gathered, Space.REPLICA, mesh=self.mesh.devices)
         return over(record(op, (own_value(local),), {}, [(shape, local.dtype)])[0])
 

@@ -1,12 +1,13 @@
 """The devices of a mesh, and the torus of their chips."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from spmdzero.backend.chips._torus import Torus
+from spmdzero.backend.jax._versions import moves_to_host
 
 
 def devices_by_host() -> list[jax.Device]:
@@ -22,6 +23,35 @@ def batch_axes(mesh: jax.sharding.Mesh) -> tuple[str, ...]:
 def replicas_of(mesh: jax.sharding.Mesh) -> int:
     """Number of data-parallel replicas."""
     return math.prod(mesh.shape[name] for name in batch_axes(mesh))
+
+
+def within_tensor(
+    function: Callable[[jax.Array], jax.Array], tensor_dim: int | None
+) -> Callable[[jax.Array], jax.Array]:
+    """A function of the region that exchanges over other axes, for what ``tensor`` splits.
+
+    The compiler doesn't divide a call of an exchange: it would gather the operand over ``tensor``.
+
+    Args:
+        function: of one device's part.
+        tensor_dim: the dim of operand and result that is split over ``tensor``; None for none.
+    """
+    if tensor_dim is None:
+        return function
+    spec = jax.sharding.PartitionSpec(*[None] * tensor_dim, "tensor")
+
+    def divided(array: jax.Array) -> jax.Array:
+        if not moves_to_host():
+            # XLA's CPU programs of such exchanges were seen to hang, in a loop at stage 3.
+            return function(array)
+        mesh: Any = jax.sharding.get_abstract_mesh()
+        call = jax.shard_map(
+            function, mesh=mesh, in_specs=spec, out_specs=spec, axis_names={"tensor"},
+            check_vma=False,
+        )  # fmt: skip
+        return call(array)
+
+    return divided
 
 
 def torus_of(devices: Sequence[Any]) -> Torus | None:

@@ -20,7 +20,7 @@ from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._graph import mark_of
 from spmdzero.backend.jax._memory import rests_on_host
 from spmdzero.backend.jax._operations import MeshOp
-from spmdzero.backend.jax._slice import devices_by_host
+from spmdzero.backend.jax._slice import devices_by_host, within_tensor
 from spmdzero.backend.jax._tensor import LazyTensor, over
 from spmdzero.backend.jax._uploads import MOST_BYTES, Upload
 from spmdzero.backend.jax._values import Space, Value, record
@@ -169,12 +169,19 @@ class DeviceMesh:
         return tuple((axes if len(axes) > 1 else axes[0]) if axes else None for axes in parts)
 
     def reduce_scatter(
-        self, local: torch.Tensor, *, axis: str, dim: int, steps: tuple[int, ...] = ()
+        self,
+        local: torch.Tensor,
+        *,
+        axis: str,
+        dim: int,
+        steps: tuple[int, ...] = (),
+        tensor_dim: int | None = None,
     ) -> torch.Tensor:
         """Sums over a mesh axis, and leaves each device its part of `dim`; in replica space.
 
         Args:
             steps: factors of the axis's length, one reduce-scatter for each; empty for one in all.
+            tensor_dim: the dim that is and stays split over the axis ``tensor``; None for none.
         """
         shape, length = list(local.shape), self.spec.parts(axis)
         shape[dim] //= length
@@ -188,18 +195,20 @@ class DeviceMesh:
                 )
             return array
 
-        key = ("reduce_scatter", axis, dim, steps, *self.key)
-        op = MeshOp(key, scattered, Space.REPLICA, mesh=self.devices)
+        key = ("reduce_scatter", axis, dim, steps, tensor_dim, *self.key)
+        op = MeshOp(key, within_tensor(scattered, tensor_dim), Space.REPLICA, mesh=self.devices)
         return over(record(op, (own_value(local),), {}, [(shape, local.dtype)])[0])
 
-    def all_reduce(self, local: torch.Tensor, *, axis: str) -> torch.Tensor:
+    def all_reduce(
+        self, local: torch.Tensor, *, axis: str, tensor_dim: int | None = None
+    ) -> torch.Tensor:
         """The sum over a mesh axis, in replica space."""
 
         def summed(array: jax.Array) -> jax.Array:
             return jax.lax.psum(array, axis)
 
-        key = ("all_reduce", axis, *self.key)
-        op = MeshOp(key, summed, Space.REPLICA, mesh=self.devices)
+        key = ("all_reduce", axis, tensor_dim, *self.key)
+        op = MeshOp(key, within_tensor(summed, tensor_dim), Space.REPLICA, mesh=self.devices)
         return over(record(op, (own_value(local),), {}, [(tuple(local.shape), local.dtype)])[0])
 
     def sum_partial(self, partial: torch.Tensor) -> torch.Tensor:

@@ -85,16 +85,25 @@ class Mesh(Protocol):
         """The global tensor of `shape` whose shard on each device is `tensor`."""
 
     def reduce_scatter(
-        self, local: torch.Tensor, *, axis: str, dim: int, steps: tuple[int, ...] = ()
+        self,
+        local: torch.Tensor,
+        *,
+        axis: str,
+        dim: int,
+        steps: tuple[int, ...] = (),
+        tensor_dim: int | None = None,
     ) -> torch.Tensor:
         """Sums over a mesh axis, and leaves each device its part of `dim`; in replica space.
 
         Args:
             steps: factors of the axis's length, one reduce-scatter for each; empty for one in all.
+            tensor_dim: the dim that is and stays split over the axis ``tensor``; None for none.
         """
 
-    def all_reduce(self, local: torch.Tensor, *, axis: str) -> torch.Tensor:
-        """The sum over a mesh axis, in replica space."""
+    def all_reduce(
+        self, local: torch.Tensor, *, axis: str, tensor_dim: int | None = None
+    ) -> torch.Tensor:
+        """The sum over a mesh axis, in replica space; `tensor_dim` as in `reduce_scatter`."""
 
     def sum_partial(self, partial: torch.Tensor) -> torch.Tensor:
         """The sum over dim 0 of a partial `[n, *shape]`, in its dtype, which crosses the wire."""

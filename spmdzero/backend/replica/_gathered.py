@@ -34,6 +34,7 @@ class Shard:
         shown: the name in the ledger.
         local: this device's part, in replica space.
         dim: the dim along which the parts are joined.
+        tensor_dim: the dim that stays split over the axis ``tensor``, None for none.
         parameter: the whole parameter, in global space.
         sink: takes the parameter's gradient.
         widened: the wider dtype to which the whole is cast, None for that of `local`.
@@ -44,6 +45,7 @@ class Shard:
     shown: str
     local: torch.Tensor
     dim: int
+    tensor_dim: int | None
     parameter: torch.Tensor
     sink: GradientSink
     widened: torch.dtype | None = None
@@ -53,8 +55,17 @@ class Shard:
 class Gathering(Protocol):
     """A backend's functions for gathering a parameter where it is used."""
 
-    def all_gather(self, local: torch.Tensor, *, axis: str, dim: int) -> torch.Tensor:
-        """The parts of all devices of a mesh axis, joined along `dim`; in replica space."""
+    def all_gather(
+        self, local: torch.Tensor, *, axis: str, dim: int, tensor_dim: int | None = None
+    ) -> torch.Tensor:
+        """The parts of all devices of a mesh axis, joined along `dim`; in replica space.
+
+        Args:
+            local: the part of a replica.
+            axis: the mesh axis.
+            dim: the tensor dim along which the parts are joined.
+            tensor_dim: the dim that stays split over the axis ``tensor``, None for none.
+        """
 
     def source_of(self, tensor: Any) -> Any:
         """An object that identifies the tensor which `tensor` is or views, and lives as long.
@@ -154,10 +165,16 @@ class GatheredAtUse:
         layout = self.layouts[name]
         assert layout.placement.dim is not None
         local = self._mesh.enter(parameter, layout.spec)
-        dim = layout.placement.dim
-        return self.stand_in(
-            Shard(name=name, shown=name, local=local, dim=dim, parameter=parameter, sink=sink)
+        shard = Shard(
+            name=name,
+            shown=name,
+            local=local,
+            dim=layout.placement.dim,
+            tensor_dim=layout.placement.tensor_dim,
+            parameter=parameter,
+            sink=sink,
         )
+        return self.stand_in(shard)
 
     def part(self, shard: Shard, gradient: torch.Tensor) -> torch.Tensor | None:
         """This device's part of the sum over replicas of `gradient`; None where nobody wants it."""
@@ -189,7 +206,9 @@ class GatheredAtUse:
 
     def _whole(self, shard: Shard, local: torch.Tensor) -> torch.Tensor:
         with programs.scope(f"zero.parameter/{shard.shown}"):
-            whole = self._gathering.all_gather(local, axis="fsdp", dim=shard.dim)
+            whole = self._gathering.all_gather(
+                local, axis="fsdp", dim=shard.dim, tensor_dim=shard.tensor_dim
+            )
             return whole if shard.widened is None else _CAST(whole, dtype=shard.widened)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

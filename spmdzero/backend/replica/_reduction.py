@@ -83,11 +83,14 @@ class GradientReduction:
         dim = layout.placement.dim or 0
         if layout.kind == "flat":
             moved = F.pad(moved.reshape(-1), (0, layout.stored[0] - moved.numel()))
-        moved = self.mesh.reduce_scatter(moved, axis="fsdp", dim=dim, steps=self.steps)
+        tensor_dim = layout.placement.tensor_dim
+        # Of a dim that both axes split the replicas' parts come first until it leaves the region.
+        within = {"tensor_dim": None if tensor_dim == layout.placement.dim else tensor_dim}
+        moved = self.mesh.reduce_scatter(moved, axis="fsdp", dim=dim, steps=self.steps, **within)
         if spec.states != "fsdp":
-            moved = self.mesh.reduce_scatter(moved, axis="data", dim=dim)
+            moved = self.mesh.reduce_scatter(moved, axis="data", dim=dim, **within)
         elif spec.data > 1:
-            moved = self.mesh.all_reduce(moved, axis="data")
+            moved = self.mesh.all_reduce(moved, axis="data", **within)
         return moved.to(local.dtype)
 
     def release_whole(self, gradient: torch.Tensor, layout: Layout) -> torch.Tensor:

@@ -49,7 +49,9 @@ class XlaGathering:
         self._mesh = mesh
         self._views = WeakIdKeyDictionary()
 
-    def all_gather(self, local: torch.Tensor, *, axis: str, dim: int) -> torch.Tensor:
+    def all_gather(
+        self, local: torch.Tensor, *, axis: str, dim: int, tensor_dim: int | None = None
+    ) -> torch.Tensor:
         """The parts of all devices of a mesh axis, joined along `dim`; in replica space."""
         shape = list(local.shape)
         shape[dim] *= dict(self._mesh.spec.axes)[axis]

@@ -85,14 +85,22 @@ class DeviceMesh:
         return _private.shard_to_full(tensor.clone(), self.operation(spec), shape)
 
     def reduce_scatter(
-        self, local: torch.Tensor, *, axis: str, dim: int, steps: tuple[int, ...] = ()
+        self,
+        local: torch.Tensor,
+        *,
+        axis: str,
+        dim: int,
+        steps: tuple[int, ...] = (),
+        tensor_dim: int | None = None,
     ) -> torch.Tensor:
         """Sums over a mesh axis, and leaves each device its part of `dim`; in replica space."""
         for groups in self.groups(axis, steps):
             local = _private.reduce_scatter(local, dim=dim, count=len(groups[0]), groups=groups)
         return local
 
-    def all_reduce(self, local: torch.Tensor, *, axis: str) -> torch.Tensor:
+    def all_reduce(
+        self, local: torch.Tensor, *, axis: str, tensor_dim: int | None = None
+    ) -> torch.Tensor:
         """The sum over a mesh axis, in replica space."""
         (groups,) = self.groups(axis)
         return _private.all_reduce(local, groups=groups)
