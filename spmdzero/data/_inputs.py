@@ -192,7 +192,7 @@ class InputPlacer:
             # A number may share its buffer with a number in the program; a view has no buffer yet.
             return arrays.fresh(tensor) if not tensor.dim() or tensor._is_view() else tensor
         spec = (None,) * tensor.dim() if dim is None else self._mesh.batch_spec(tensor.dim(), dim)
-        return self._mesh.place(tensor, spec)
+        return self._mesh.place(tensor, spec, waits=True)
 
 
 def _forms(named: Mapping[str, Any]) -> dict[str, str]:

@@ -361,7 +361,9 @@ class FoldedCall:
             tensors: parameters, buffers and inputs.
             keys: keys of the random draws.
         """
-        trained = [tensor for tensor in tensors if tensor.requires_grad]
+        # A subclass of torch's tensors would run Python for each of them, at each step.
+        with torch._C.DisableTorchFunctionSubclass():
+            trained = [tensor for tensor in tensors if tensor.requires_grad]
         outputs: Any = _Folded.apply(self, tensors, keys, *trained)
         _waiting.add(self)
         return outputs
@@ -389,6 +391,8 @@ def keep_waiting(*, ending: Training | None) -> None:
 class _Folded(torch.autograd.Function):
     # Autograd sees the trained tensors, so that a request for any of their gradients leads here.
     # The others are in a list, which autograd doesn't see.
+    leaves_region = True
+
     @staticmethod
     def forward(
         ctx: Any,

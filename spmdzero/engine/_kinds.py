@@ -59,10 +59,13 @@ class Kind:
         """The kind of the micro-batch or forward that `training` is about to run."""
         optimizer = training.optimizer
         groups = optimizer.param_groups if optimizer is not None else []
+        # A subclass of torch's tensors would run Python for each parameter, at each step.
+        with torch._C.DisableTorchFunctionSubclass():
+            trained = tuple([parameter.requires_grad for parameter in parameters])
         return cls(
             part=part,
             form=form,
-            requires_grad=tuple([parameter.requires_grad for parameter in parameters]),
+            requires_grad=trained,
             batch=training.batch,
             groups=tuple([tuple(map(id, group["params"])) for group in groups]),
             numbers=fixed_numbers(optimizer._rules, groups) if optimizer is not None else None,

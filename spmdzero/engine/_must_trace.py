@@ -25,7 +25,7 @@ def block(
         return "a hook of the engine, or of all modules, has to run at each step"
     # A subclass of torch's tensors would run Python for each parameter, at each step.
     with torch._C.DisableTorchFunctionSubclass():
-        if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters):
+        if [p for p in parameters if p._backward_hooks or p._post_accumulate_grad_hooks]:
             return "a parameter has a gradient hook"
     if training.optimizer is not None and has_step_hooks(training.optimizer):
         return "a hook of the optimizer has to run at each step"

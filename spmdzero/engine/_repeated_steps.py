@@ -12,7 +12,7 @@ from spmdzero.engine._launching import Launching
 from spmdzero.state._training import Training
 from spmdzero.step._gradients import HeldBackward
 from spmdzero.step._numbers import fixed_numbers
-from spmdzero.step._state import Place
+from spmdzero.step._state import Place, tensors_in
 
 # Number of programs that are known at a time, and of beginnings that were seen once.
 _MOST = 64
@@ -24,13 +24,16 @@ class _Known:
 
     Attributes:
         repeat: the program.
-        places: where the tensors are that it reads and writes.
+        reads, writes: where the tensors are that it reads and writes.
+        written: number of tensors into which it writes.
         slots: ids of the dicts of states, which must stay as they are for the places to be right.
         alive: objects whose ids are in the key.
     """
 
     repeat: Repeat
-    places: tuple[Place, ...]
+    reads: tuple[Place, ...]
+    writes: tuple[Place, ...]
+    written: int
     slots: list[int]
     alive: tuple[Any, ...]
 
@@ -82,7 +85,7 @@ class RepeatedSteps:
         backward, repeats = self._training.gradients.held, current().repeats
         if backward is None or repeats is None:
             return False
-        if not blocked and runtime.process_count() == 1:
+        if not blocked:
             beginning = repeats.beginning(backward.kept)
             alive, key = self._key(backward, beginning, boundary=boundary)
             known = self._known.get(key)
@@ -113,28 +116,27 @@ class RepeatedSteps:
         return alive, (*map(id, alive), boundary, numbers, summed, beginning.key)
 
     def _start(self, known: _Known, beginning: Beginning, *, boundary: bool) -> bool:
-        training, optimizer, places = self._training, self._training.optimizer, known.places
+        training, optimizer = self._training, self._training.optimizer
         assert optimizer is not None
         if [*map(id, training.state.slots.values())] != known.slots:
             return False
-        reads = [places[i].tensor for i in known.repeat.reads]
-        present = [tensor for tensor in reads if tensor is not None]
-        written = [places[i] for i in known.repeat.writes]
-        into = [None if place.replaced else place.tensor for place in written]
-        if len(present) < len(reads) or any(
-            tensor is None and not place.replaced
-            for place, tensor in zip(written, into, strict=True)
-        ):
+        present = [tensor for tensor in tensors_in(known.reads) if tensor is not None]
+        into = [
+            None if place.replaced else tensor
+            for place, tensor in zip(known.writes, tensors_in(known.writes), strict=True)
+        ]
+        written = [tensor for tensor in into if tensor is not None]
+        if len(present) < len(known.reads) or len(written) < known.written:
             return False
         numbers = training.mesh.place_all(optimizer.host_numbers()) if boundary else []
         made = known.repeat.start(beginning, state=present, numbers=numbers, into=into)
         if made is None:
             return False
-        for place, value in zip(written, made, strict=True):
+        for place, value in zip(known.writes, made, strict=True):
             if place.replaced:
                 place.registry[place.key] = value
         # The step writes, as autograd sees it.
-        torch.autograd.graph.increment_version([tensor for tensor in into if tensor is not None])
+        torch.autograd.graph.increment_version(written)
         training.gradients.adopt(() if boundary else training.gradients.names)
         self._launching.repeated("boundary" if boundary else "micro")
         self.repeated += 1
@@ -180,9 +182,14 @@ class RepeatedSteps:
         )
         if repeat is None:
             return
-        slots = [*map(id, state.slots.values())]
+        writes = tuple([places[i] for i in repeat.writes])
         self._known[attempt.key] = _Known(
-            repeat=repeat, places=places, slots=slots, alive=attempt.alive
+            repeat=repeat,
+            reads=tuple([places[i] for i in repeat.reads]),
+            writes=writes,
+            written=sum(not place.replaced for place in writes),
+            slots=[*map(id, state.slots.values())],
+            alive=attempt.alive,
         )
         if len(self._known) > _MOST:
             self._known.popitem(last=False)

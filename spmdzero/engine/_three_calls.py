@@ -143,19 +143,22 @@ class ThreeCalls:
             if self._needs_scale:
                 # Otherwise gradients that were not scaled would join scaled ones.
                 self._accumulation.collect_gradients()
-            averaged = loss / training.batch.accumulation if scale_wrt_gas else loss
+            parts = training.batch.accumulation if scale_wrt_gas else 1
+            averaged = loss if parts == 1 else loss / parts
             if self._launching.observers:
                 self._launching.summed = self._watch.sum_of_rows(loss)
             with self._watch.by_engine(loss):
                 arrays.backward(self._times_loss_scale(averaged), retain_graph=retain_graph)
             self._accumulation.collect_gradients()
             self._accumulation.scaled = False
-            detached = self._of_all(loss.detach().reshape(())).clone()
-            detached = training.mesh.mark(detached, REPLICATED)
+            # The returned tensor is the caller's, who may write into it.
+            returned = arrays.apart(averaged)
+            scalar = loss.detach().reshape(()) if loss.dim() else loss
+            detached = training.mesh.mark(arrays.apart(self._of_all(scalar)), REPLICATED)
             training.health.watch(detached, step=training.counters.global_steps)
             training.current.pass_backward(detached, pending=True)
             training.counters.pass_backward()
-            return averaged.detach()
+            return returned
 
     def _of_all(self, loss: torch.Tensor) -> torch.Tensor:
         """The mean of the hosts' losses, which the hosts report."""
@@ -189,7 +192,7 @@ class ThreeCalls:
             return loss
         # The scale is data: a Python number would need a new program after each change.
         number = loss_scale_number(optimizer.scaler)
-        return loss * self._training.mesh.place(number)
+        return loss * self._training.mesh.place(number, waits=True)
 
     def _require_optimizer(self, call: str) -> ZeroOptimizer:
         if self._training.optimizer is None:

@@ -20,7 +20,7 @@ from spmdzero.engine._module_tracer import (
 from spmdzero.state._training import Training
 from spmdzero.step._numbers import loss_scale_number, step_number
 from spmdzero.step._pure_step import StepProgram
-from spmdzero.step._state import Place
+from spmdzero.step._state import Place, tensors_in
 
 
 def host_numbers(training: Training, *, last: bool) -> list[torch.Tensor]:
@@ -67,7 +67,7 @@ class WholeStep:
         Raises:
             NotCapturableError: a tensor doesn't have the form for which the step was traced.
         """
-        tensors = [place.tensor for place in self.reads]
+        tensors = tensors_in(self.reads)
         present = [tensor for tensor in tensors if tensor is not None]
         if len(present) == len(tensors) and arrays.forms_of(present) == self.forms:
             return present
@@ -112,7 +112,10 @@ class WholeStep:
     def start(self, sources: Sequence[torch.Tensor]) -> torch.Tensor:
         """Starts the program and puts its outputs into their places; returns the loss."""
         assert self.program is not None
-        into = [None if place.replaced else place.tensor for place in self.writes]
+        into = [
+            None if place.replaced else tensor
+            for place, tensor in zip(self.writes, tensors_in(self.writes), strict=True)
+        ]
         *values, loss = self.program.run(sources, [*into, None])
         for place, value in zip(self.writes, values, strict=True):
             if place.replaced:

@@ -15,8 +15,9 @@ def autograd_grad(parameter: torch.Tensor) -> torch.Tensor | None:
 def parameters_with_grad(parameters: Iterable[Named]) -> list[Named]:
     """The named parameters into which autograd itself has summed a gradient."""
     # A subclass of torch's tensors would run Python for each parameter, at each step.
+    get = torch.Tensor.grad.__get__  # type: ignore[missing-attribute]
     with torch._C.DisableTorchFunctionSubclass():
-        return [named for named in parameters if autograd_grad(named[1]) is not None]
+        return [named for named in parameters if get(named[1]) is not None]
 
 
 def set_autograd_grad(parameter: torch.Tensor, value: torch.Tensor | None) -> None:

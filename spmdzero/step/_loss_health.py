@@ -54,7 +54,7 @@ class LossHealth:
 
     def watch(self, loss: torch.Tensor, *, step: int) -> None:
         """Takes note of a loss of `step`, 0-dim on the device."""
-        state, here = self._state, self._state.mesh.place(step_number(step))
+        state, here = self._state, self._state.mesh.place(step_number(step), waits=True)
         inputs = [loss, here, state["first_bad"], state["finite"]]
         first_bad, finite = self._folds("watched", _watched, inputs)
         state.write("first_bad", first_bad)

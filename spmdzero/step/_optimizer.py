@@ -93,8 +93,9 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
         self.numbers: list[torch.Tensor] = []
         self.reset_at: dict[str, int] = {}
         self._masters: dict[torch.Tensor, torch.Tensor] = {}
-        # The ids in its keys stay valid, as `held` keeps the parameters alive.
+        # The ids in a form stay valid, as `held` keeps the parameters alive.
         self._boundaries: dict[Hashable, Boundary] = {}
+        self._whole: Hashable = None
         self.hold: ScheduleHold | None = None
         for rule, group in zip(rules, param_groups, strict=True):
             for parameter in group["params"]:
@@ -171,8 +172,11 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
 
         The count of updates starts anew too, for one parameter or for all.
         """
+        if self._form() == self._whole:
+            return
         missing = {parameter for parameter in self._stateful if not self.state.get(parameter)}
         if not missing:
+            self._whole = self._form()
             return
         counted, applied = len(missing) < len(self._stateful), self._held["counter/applied"]
         now = int(applied.item()) if counted else 0
@@ -289,25 +293,33 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
         numbers = group_numbers(self._rules, self.param_groups, self.hold)
         return numbers if self.scaler is None else [*numbers, scale_numbers(self.scaler)]
 
+    def _form(self) -> tuple[Any, ...]:
+        """What `renew` and `boundary` depend on, in a form that takes little time at each step."""
+        groups = tuple([tuple(map(id, group["params"])) for group in self.param_groups])
+        slots = tuple(map(id, self._slots)), tuple(map(tuple, self._slots.values()))
+        return groups, slots, tuple(self.reset_at.items())
+
     def boundary(self) -> Boundary:
         """The step as a function, for the present groups and states."""
+        form = self._form()
+        if form not in self._boundaries:
+            self._boundaries[form] = self._boundary()
+        return self._boundaries[form]
+
+    def _boundary(self) -> Boundary:
         trained = set(self._trainable())
         groups = [[p for p in group["params"] if p in trained] for group in self.param_groups]
-        shapes = tuple(tuple((id(p), *self.state[p]) for p in group) for group in groups)
-        key = shapes, tuple(self.reset_at.items())
-        if key not in self._boundaries:
-            numbers = number_keys(self._rules, self.param_groups)
-            self._boundaries[key] = Boundary(
-                groups=tuple(
-                    MemberGroup(rule=rule, members=tuple(map(self._member, group)), numbers=names)
-                    for rule, group, names in zip(self._rules, groups, numbers, strict=True)
-                ),
-                mesh=self._held.mesh,
-                clip=self._clip,
-                skips=self._precision.skip_nonfinite,
-                scaled=self.scaler is not None,
-            )
-        return self._boundaries[key]
+        numbers = number_keys(self._rules, self.param_groups)
+        return Boundary(
+            groups=tuple(
+                MemberGroup(rule=rule, members=tuple(map(self._member, group)), numbers=names)
+                for rule, group, names in zip(self._rules, groups, numbers, strict=True)
+            ),
+            mesh=self._held.mesh,
+            clip=self._clip,
+            skips=self._precision.skip_nonfinite,
+            scaled=self.scaler is not None,
+        )
 
     def _master_of(self, parameter: nn.Parameter) -> torch.Tensor:
         """A new master with the parameter's values."""

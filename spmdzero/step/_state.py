@@ -40,6 +40,11 @@ class Place:
         return self.registry.get(self.key)
 
 
+def tensors_in(places: Iterable[Place]) -> list[torch.Tensor | None]:
+    """The `tensor` of each place; a step asks for hundreds."""
+    return [place.registry.get(place.key) for place in places]
+
+
 class State(Mapping[str, torch.Tensor]):
     """Name -> tensor of the training state; each device holds the part that the plan gives it.
 

@@ -21,7 +21,7 @@ CASES: dict[str, dict[str, Any]] = {
     "stage 0": _case(0),
     "stage 1": _case(1),
     "stage 2": _case(2),
-    "three calls": _case(2, style="three calls"),
+    "three calls": _case(2, style="three calls") | {"first_looks": 9},
     "loader, stage 3": _case(style="loader", **ALL_SHARDS),
     "accumulation, stage 1": _case(1, gradient_accumulation_steps=3),
     "accumulation, stage 2": _case(2, gradient_accumulation_steps=3, dropout=0.25),

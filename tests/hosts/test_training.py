@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.cases import CASES
+from tests.hosts.cases import CASES, STEPS
 from tests.hosts.hosts import run_hosts, told
 
 DEVICES = 8
@@ -35,7 +35,11 @@ def assert_one_training(hosts: int, names: tuple[str, ...], name: str) -> None:
     (alone,) = trained(1, names)
     first, *others = trained(hosts, names)
     assert len(others) == hosts - 1
-    assert all(other[name] == first[name] for other in others)
+    if name == "three calls":
+        # The host that looks records this step, which exchanges the same.
+        assert first[name]["repeated"] >= STEPS - 4
+        assert all(o[name]["repeated"] == first[name]["repeated"] + 1 for o in others)
+    assert all(other[name] | {"repeated": 0} == first[name] | {"repeated": 0} for other in others)
     assert first[name]["world"] == DEVICES
     near = NEAR_IN_FP16 if name == "fp16" else NEAR
     assert first[name]["losses"] == pytest.approx(alone[name]["losses"], abs=near, rel=0)

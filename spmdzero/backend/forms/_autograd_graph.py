@@ -26,7 +26,7 @@ def _behind(start: Any, ends: Callable[[Any], bool]) -> Iterator[Any]:
             continue
         seen.add(node)
         yield node
-        waiting += (before for before, _ in node.next_functions)
+        waiting += [before for before, _ in node.next_functions]
 
 
 def is_transforming() -> bool:
@@ -45,8 +45,20 @@ def hands_over(*, some: bool = False) -> bool:
             node, as with `inputs=`.
     """
     node = torch._C._current_autograd_node()
-    leaves = (each for each in _behind(node, lambda _: False) if hasattr(each, "variable"))
-    return not all(map(_reached, leaves if some else itertools.islice(leaves, 1)))
+    if node is None or hasattr(node, "variable"):
+        return node is not None and not _reached(node)
+    # Those of a folded forward are its parameters.
+    further = []
+    for each, _ in node.next_functions:
+        if hasattr(each, "variable"):
+            reached = _reached(each)
+            if not (some and reached):
+                return not reached
+        else:
+            further.append(each)
+    behind = itertools.chain.from_iterable(_behind(each, lambda _: False) for each in further)
+    more = (each for each in behind if hasattr(each, "variable"))
+    return not all(map(_reached, more if some else itertools.islice(more, 1)))
 
 
 def _reached(leaf: Any) -> bool:

@@ -7,16 +7,16 @@ from typing import Any
 import torch
 
 from spmdzero.backend.jax import _host
-from spmdzero.backend.jax._dispatch import own_value, value_of
+from spmdzero.backend.jax._dispatch import own_values, value_of
 from spmdzero.backend.jax._donation import in_order
 from spmdzero.backend.jax._execute import Executable, compilations
 from spmdzero.backend.jax._folded import Recorded
 from spmdzero.backend.jax._generator import generator
 from spmdzero.backend.jax._graph_function import marked_spec
 from spmdzero.backend.jax._memory import copied
-from spmdzero.backend.jax._values import Space, Value
+from spmdzero.backend.jax._results import Results
+from spmdzero.backend.jax._uploads import given
 from spmdzero.backend.jax._versions import wide_numbers
-from spmdzero.backend.jax._writes import holding
 from spmdzero.backend.protocols._compiler import FoldedFunction
 
 
@@ -26,18 +26,18 @@ class CompiledProgram:
 
     Attributes:
         program: JAX's executable.
-        inputs: for each input the index of a source, or an array.
-        donated: numbers of the inputs that are donated.
-        outputs: for each output of the function its index among the program's outputs.
-        forms: shape and dtype of each output of the function.
+        inputs: for each input the index of a source, or after them of a constant.
+        constants: arrays.
+        donated: numbers of the inputs that are donated, each with the index of its source.
+        results: the outputs of the function.
         seeds: numbers of the inputs that take a new seed at each run.
     """
 
     program: Executable
-    inputs: tuple[int | Any, ...]
-    donated: tuple[int, ...]
-    outputs: tuple[int, ...]
-    forms: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    inputs: tuple[int, ...]
+    constants: tuple[Any, ...]
+    donated: tuple[tuple[int, int], ...]
+    results: Results
     seeds: frozenset[int]
 
     def run(
@@ -51,23 +51,17 @@ class CompiledProgram:
 
         Returns the function's outputs; the devices may still be computing them.
         """
-        values = [own_value(source) for source in sources]
-        arrays = [values[i].array if isinstance(i, int) else i for i in self.inputs]
-        for place in self.donated:
-            index = self.inputs[place]
-            assert isinstance(index, int)
-            if values[index].holders > 1:
-                # Another tensor shares this memory, such as one that was a copy of it.
-                with wide_numbers():
-                    arrays[place] = copied(arrays[place])
+        values = own_values(sources)
+        pool = [*given(values), *self.constants]
+        arrays = [pool[index] for index in self.inputs]
+        # Another tensor shares this memory, such as one that was a copy of it.
+        for place in [place for place, index in self.donated if values[index].holders > 1]:
+            with wide_numbers():
+                arrays[place] = copied(arrays[place])
         if self.seeds:
             seed = _host.seed(generator.take()).array
             arrays = [seed if place in self.seeds else a for place, a in enumerate(arrays)]
-        results = self.program.run(arrays)
-        return [
-            holding(Value(shape, dtype, Space.GLOBAL, array=results[place]), target)
-            for place, (shape, dtype), target in zip(self.outputs, self.forms, into, strict=True)
-        ]
+        return self.results.held(self.program.run(arrays), into)
 
 
 def compile_alone(
@@ -88,28 +82,31 @@ def compile_alone(
     arguments = function.arguments
     values = [*map(value_of, function.given(sources))]
     place_of = {a: place for place, a in enumerate(arguments) if isinstance(a, int)}
-    given = {output: place_of[source] for output, source in donated.items() if source in place_of}
+    takes = {output: place_of[source] for output, source in donated.items() if source in place_of}
     recorded: Recorded = function.body
     graph = recorded.graph
     count = len(graph.outputs)
-    order = in_order(given, count)
+    order = in_order(takes, count)
     ordered = graph.ordered(order)
     shardings = marked_spec(ordered, compilations.mesh)
     for place, index in enumerate(order):
-        if index in given:
-            shardings[place] = values[given[index]].array.sharding
-    numbers = tuple(sorted(given.values()))
+        if index in takes:
+            shardings[place] = values[takes[index]].sharding
+    numbers = tuple(sorted(takes.values()))
     program = compilations.executable(
         ordered, [value.array for value in values], donated=numbers, shardings=shardings
     )
+    fixed = [v.array for a, v in zip(arguments, values, strict=True) if not isinstance(a, int)]
+    constants = iter(range(len(sources), len(sources) + len(fixed)))
+    inputs = tuple([a if isinstance(a, int) else next(constants) for a in arguments])
     return CompiledProgram(
         program=program,
-        inputs=tuple(
-            a if isinstance(a, int) else value.array
-            for a, value in zip(arguments, values, strict=True)
+        inputs=inputs,
+        constants=tuple(fixed),
+        donated=tuple([(place, inputs[place]) for place in numbers]),
+        results=Results(
+            places=tuple([order.index(index) for index in range(len(graph.outputs))]),
+            shapes=tuple([(tuple(slot.shape), slot.dtype) for slot in graph.outputs]),
         ),
-        donated=numbers,
-        outputs=tuple(order.index(index) for index in range(count)),
-        forms=tuple((tuple(slot.shape), slot.dtype) for slot in graph.outputs),
         seeds=recorded.seeds,
     )

@@ -20,6 +20,7 @@ class Cell:
     """Holds the value shared by a tensor, its detached copies and its views.
 
     Attributes:
+        held: the current value, set by `value`.
         serial: a number that no other cell has, even one at the same address later.
         writes: number of writes so far.
         stride: of the storage that torch believes in; None for a contiguous one.
@@ -29,11 +30,11 @@ class Cell:
     """
 
     __slots__ = (
-        "__weakref__", "_value", "home", "same", "serial", "stride", "turned", "writes",
+        "__weakref__", "held", "home", "same", "serial", "stride", "turned", "writes",
     )  # fmt: skip
 
     def __init__(self, value: Value, stride: tuple[int, ...] | None = None) -> None:
-        self._value, self.writes, self.stride, self.same = value, 0, stride, False
+        self.held, self.writes, self.stride, self.same = value, 0, stride, False
         self.turned = False
         self.home: MeshOp | None = None
         self.serial = next(_serial)
@@ -48,28 +49,31 @@ class Cell:
         until it goes. Holding signals would take 3 microseconds for each tensor that goes, ten
         times its whole life.
         """
-        self._value.holders -= 1
+        self.held.holders -= 1
         _cells.pop(id(self), None)
 
     @property
     def value(self) -> Value:
         """The current value."""
-        return self._value
+        return self.held
 
     @value.setter
     def value(self, new: Value) -> None:
         if self.same:
             require_same(new)
-        new.take_place_of(self._value)
+        old = self.held
+        if new is not old:
+            # As `take_place_of`, which a step would call for each tensor of the state.
+            new.replaces = old.serial if old.node is None else old.replaces
         new.holders += 1
-        self._value.holders -= 1
-        self._value = new
+        old.holders -= 1
+        self.held = new
         self.writes += 1
 
     def bring_home(self) -> None:
         """Has what it holds in the memory where it rests; an annotation is no write."""
         assert self.home is not None
-        marked, value = mark_of(self._value), self._value
+        marked, value = mark_of(self.held), self.held
         if marked is None or marked.key != self.home.key:
             writes = self.writes
             (self.value,) = record(self.home, (value,), {}, [(value.shape, value.dtype)])
@@ -80,7 +84,7 @@ class Cell:
         if self.same:
             require_same(other.value)
             other.same = True
-        other.value.take_place_of(self._value)
+        other.value.take_place_of(self.held)
         return other
 
 
@@ -143,14 +147,16 @@ def pending_values(*, but: Kept | None = None) -> list[Value]:
     for kept in [*_kept]:
         if kept is not but and kept.first is not None:
             kept.first()
-    pending = [cell for cell in cells() if cell.value.node is not None]
+    # There are hundreds of cells, most of them of the state.
+    found = [reference() for reference in list(_cells.values())]
+    pending = [cell for cell in found if cell is not None and cell.held.node is not None]
     for cell in pending:
         if cell.home is not None:
             cell.bring_home()
     values = [cell.value for cell in pending]
-    found = {
+    unique = {
         id(value): value
         for value in values
         if not (value.stand_in or value.failed or value.on_demand)
     }
-    return sorted(found.values(), key=lambda value: value.serial)
+    return sorted(unique.values(), key=lambda value: value.serial)

@@ -75,7 +75,7 @@ def _given_away(
     free: dict[Any, list[int]] = {}
     for place, (slot, leaf) in enumerate(zip(graph.inputs, leaves, strict=True)):
         if leaf.holders == 0 and not leaf.uploaded:
-            form = (slot.shape, slot.dtype, slot.space is Space.HOST, leaf.array.sharding)
+            form = (slot.shape, slot.dtype, slot.space is Space.HOST, leaf.sharding)
             free.setdefault(form, []).append(place)
     forms = [
         (slot.shape, slot.dtype, slot.space is Space.HOST, sharding)

@@ -26,6 +26,7 @@ from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._graph_function import function_of, marked_spec
 from spmdzero.backend.jax._numbers import with_numbers
 from spmdzero.backend.jax._options import chosen, of_devices
+from spmdzero.backend.jax._uploads import put
 from spmdzero.backend.jax._values import Value
 from spmdzero.backend.jax._versions import lowered_for, wide_numbers
 from spmdzero.hlo import between_hosts
@@ -42,14 +43,14 @@ class Executable:
         compiled: JAX's executable.
         smallest: number of the output with the fewest elements.
         meets: description of the program's exchanges between hosts, empty if there are none.
-        numbers: Python's floats, its last input; None for a program in which they are constants.
+        numbers: Python's floats, its last input; empty for a program in which they are constants.
         fresh: a list with one item until the program is started.
     """
 
     compiled: Any
     smallest: int
     meets: str = ""
-    numbers: np.ndarray | None = None
+    numbers: tuple[np.ndarray, ...] = ()
     fresh: list[bool] = dataclasses.field(default_factory=lambda: [True])
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
@@ -75,10 +76,9 @@ class Executable:
         return self._started(arrays)
 
     def _started(self, arrays: Sequence[Any]) -> list[Any]:
-        if self.numbers is None:
-            return self.compiled(*arrays)
+        # Numbers of the host's are among the arrays.
         with wide_numbers():
-            return self.compiled(*arrays, self.numbers)
+            return self.compiled(*arrays, *self.numbers)
 
 
 def _ready(compiled: Any, *, hosts: int) -> Ready:
@@ -147,7 +147,7 @@ class Compilations:
                 given = jax.ShapeDtypeStruct(numbers.shape, np.float64, sharding=whole)
                 self._compile(key, opened, [*arrays, given], donated, shardings, mesh)
             self._kept.move_to_end(key)
-            return dataclasses.replace(self._kept[key], numbers=numbers)
+            return dataclasses.replace(self._kept[key], numbers=(numbers,))
         self._with_constants.add(key)
         self._compile((graph.key, among), graph, arrays, donated, shardings, mesh)
         return self._kept[graph.key, among]
@@ -227,14 +227,14 @@ class Started:
 
     Attributes:
         program: the program.
-        leaves, arrays: its inputs, and the arrays that they had.
+        leaves, shardings: its inputs, and where their arrays were.
         donated: numbers of the inputs that were donated.
         roots: the values that it has computed, in the order of its outputs.
     """
 
     program: Executable
     leaves: list[Value]
-    arrays: list[Any]
+    shardings: list[Any]
     donated: tuple[int, ...]
     roots: list[Value]
 
@@ -271,7 +271,10 @@ def _start(roots: Sequence[Value], *, donate: bool) -> Started | None:
         return None
     ready = arranged(wanted, compilations.mesh, donate=donate)
     wanted, leaves = [wanted[place] for place in ready.order], ready.leaves
+    put(leaves)
     arrays = [leaf.array for leaf in leaves]
+    # Arrays that are given away have none afterwards.
+    shardings = [array.sharding for array in arrays]
     try:
         program = compilations.executable(
             ready.graph, arrays, donated=ready.donated, shardings=ready.shardings
@@ -289,7 +292,7 @@ def _start(roots: Sequence[Value], *, donate: bool) -> Started | None:
     return Started(
         program=program,
         leaves=leaves,
-        arrays=arrays,
+        shardings=shardings,
         donated=ready.donated,
         roots=wanted,
     )

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from spmdzero.backend.jax import _host
-from spmdzero.backend.jax._dispatch import own_value, value_of
+from spmdzero.backend.jax._dispatch import own_values, value_of
 from spmdzero.backend.jax._generator import generator
 from spmdzero.backend.jax._graph import Folded, Graph
 from spmdzero.backend.jax._tensor import over
@@ -48,12 +48,13 @@ class Recorded:
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The pending results of the function; `tensors` has one for each input of the graph."""
-        given = [*map(own_value, tensors)]
+        given = own_values(tensors)
         if self.seeds:
             seed = _host.seed(generator.take())
             given = [seed if place in self.seeds else v for place, v in enumerate(given)]
         forms = [(slot.shape, slot.dtype) for slot in self.graph.outputs]
-        outputs = record(Folded(self.graph.key, self.graph), tuple(given), {}, forms)
+        given = tuple(given)
+        outputs = record(Folded(self.graph.key, self.graph), given, {}, forms, values=given)
         return [over(value) for value in outputs]
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 from spmdzero.backend.forms._tree import form_of, mapped
@@ -133,7 +133,7 @@ class _Builder:
         self._count = 0
 
     def slot(self, root: Value) -> Slot:
-        for node in _ordered(root, self._slots):
+        for node in in_order(root, self._slots):
             self._add(node)
         if id(root) not in self._slots:
             self._leaf(root)
@@ -211,8 +211,12 @@ def _expanded(graph: Graph) -> Graph:
     return _unfolded[graph.key]
 
 
-def _ordered(root: Value, known: dict[int, Slot]) -> Iterator[Node]:
-    """The nodes that `root` needs, inputs first; without recursion, because graphs are deep."""
+def in_order(root: Value, known: Container[int]) -> Iterator[Node]:
+    """The nodes that `root` needs, inputs first; without recursion, because graphs are deep.
+
+    Args:
+        known: ids of the values whose nodes were seen before.
+    """
     if root.node is None:
         return
     done: set[int] = set()

@@ -7,6 +7,7 @@ calls that depend on the device, and `_dispatch` records the operations below au
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -145,9 +146,13 @@ def meta_of(tensor: torch.Tensor) -> torch.Tensor:
 def over(value: Value, like: torch.Tensor | None = None) -> LazyTensor:
     """A new tensor that holds `value`, contiguous unless `like` says otherwise."""
     if like is None:
-        like = torch.empty(value.shape, dtype=value.dtype, device="meta")
-        return LazyTensor(Cell(value), (), like)
+        return LazyTensor(Cell(value), (), _contiguous(value.shape, value.dtype))
     return LazyTensor(Cell(value, like.stride()), (), like)
+
+
+@functools.lru_cache(maxsize=1024)
+def _contiguous(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def become(tensor: LazyTensor, other: LazyTensor) -> None:

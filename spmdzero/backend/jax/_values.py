@@ -62,11 +62,12 @@ class Value:
         uploaded: whether it came from the host as a constant.
         failed: whether JAX couldn't lower its operation.
         on_demand: whether it is computed only when it is asked for, not with the next program.
+        form: shape, dtype and sharding of a computed value, once somebody has asked for them.
         replaces: serial of the computed value that it replaces in a tensor; 0 for none.
     """
 
     __slots__ = (
-        "__weakref__", "array", "dtype", "failed", "holders", "index", "node", "on_demand",
+        "__weakref__", "array", "dtype", "failed", "form", "holders", "index", "node", "on_demand",
         "replaces", "serial", "shape", "space", "stand_in", "uploaded",
     )  # fmt: skip
 
@@ -86,6 +87,13 @@ class Value:
         self.stand_in, self.serial = stand_in, next(_serial)
         self.holders, self.uploaded, self.failed, self.replaces = 0, False, False, 0
         self.on_demand = False
+        self.form: tuple[tuple[int, ...], torch.dtype, str] | None = None
+
+    @property
+    def sharding(self) -> Any:
+        """JAX's sharding of a computed value, None before it is computed."""
+        array = self.array
+        return None if array is None else array.sharding
 
     @property
     def pending(self) -> bool:
@@ -95,7 +103,7 @@ class Value:
     def take_place_of(self, old: "Value") -> None:
         """Records that a tensor holds this value after `old`, whose memory suits it."""
         if self is not old:
-            self.replaces = old.replaces if old.pending else old.serial
+            self.replaces = old.serial if old.node is None else old.replaces
 
 
 def latest_serial() -> int:
@@ -182,6 +190,8 @@ def record(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     forms: Sequence[tuple[Sequence[int], torch.dtype]],
+    *,
+    values: tuple[Value, ...] | None = None,
 ) -> tuple[Value, ...]:
     """Records an operation.
 
@@ -189,13 +199,14 @@ def record(
         op: the operation.
         args, kwargs: its arguments; values stand for tensors.
         forms: shape and dtype of each result.
+        values: those among the arguments, if the caller knows them.
     """
-    values = (*found(args, Value), *found(dict(kwargs), Value))
+    values = (*found(args, Value), *found(dict(kwargs), Value)) if values is None else values
     space = op.makes
     if space is None:
         space = max((value.space for value in values), default=Space.NEUTRAL)
     node = Node(op, args, kwargs, values, space, tuple(_here.scopes), user_place())
-    stand_in = any(value.stand_in for value in values)
+    stand_in = bool([value for value in values if value.stand_in])
     node.outputs = tuple(
         [
             Value(shape, dtype, space, node=node, index=index, stand_in=stand_in)

@@ -11,10 +11,10 @@ import torch
 from jax.sharding import NamedSharding
 
 from spmdzero.backend.jax import _dispatch, _host, _plain_autograd, _writes
-from spmdzero.backend.jax._dispatch import value_of
+from spmdzero.backend.jax._dispatch import value_of, values_of
 from spmdzero.backend.jax._graph import mark_of
 from spmdzero.backend.jax._memory import rests_on_host
-from spmdzero.backend.jax._tensor import OWN, LazyTensor
+from spmdzero.backend.jax._tensor import OWN, LazyTensor, over
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax.mesh import ordered_shards
@@ -53,6 +53,11 @@ def backward(tensors: Any, grads: Any = None, **named: Any) -> None:
 def fresh(tensor: torch.Tensor) -> torch.Tensor:
     """A copy as an operation of the pending program, which can be annotated and donated."""
     return tensor.clone()
+
+
+def apart(tensor: torch.Tensor) -> torch.Tensor:
+    """A new tensor with the value of `tensor`, which autograd doesn't know."""
+    return over(_dispatch.copied(value_of(tensor)))
 
 
 def write_stamp(tensor: torch.Tensor) -> tuple[int, int]:
@@ -109,12 +114,22 @@ def shapes_of(tensors: Sequence[torch.Tensor]) -> list[tuple[tuple[int, ...], to
 
 def forms_of(tensors: Sequence[torch.Tensor]) -> list[Form]:
     """Shape, dtype and sharding of each tensor."""
-    # Ask the values, which know shape and dtype; torch would ask the tensor's class.
-    return [(v.shape, v.dtype, _kept_as(v)) for v in map(value_of, tensors)]
+    # A step asks for all forms of its state. A program's results know them.
+    return [value.form or form_of(value) for value in values_of(tensors)]
 
 
-def _kept_as(value: Value) -> str:
-    return _sharding_of(value) + " in the host's memory" * _rests_on_host(value)
+def form_of(value: Value) -> Form:
+    """Shape, dtype and sharding of a global value."""
+    form = form_at(value, sharding_in_jax(value))
+    if value.node is None:
+        value.form = form
+    return form
+
+
+def form_at(value: Value, sharding: Any) -> Form:
+    """`form_of` a value whose array has, or had, this sharding of JAX's."""
+    on_host = value.space is not Space.REPLICA and rests_on_host(sharding)
+    return value.shape, value.dtype, _written(value, sharding) + " in the host's memory" * on_host
 
 
 def are_on_host(tensors: Sequence[torch.Tensor]) -> list[bool]:
@@ -132,16 +147,19 @@ def sharding_of(tensor: torch.Tensor) -> str:
 
 
 def _sharding_of(value: Value) -> str:
+    return _written(value, sharding_in_jax(value))
+
+
+def _written(value: Value, sharding: Any) -> str:
     if value.space is Space.REPLICA:
         return "{manual}"
-    sharding = sharding_in_jax(value)
     return "" if sharding is None else hlo_sharding(sharding, len(value.shape))
 
 
 def sharding_in_jax(value: Value) -> Any:
     """The sharding of a global value as JAX has it, None where it has none."""
-    if value.array is not None:
-        return value.array.sharding
+    if value.sharding is not None:
+        return value.sharding
     op = mark_of(value)
     return None if op is None else op.sharding
 
@@ -212,7 +230,7 @@ def local_replicas(tensor: torch.Tensor) -> list[int]:
 
 
 __all__ = [
-    "PARAMETER", "are_on_host", "are_pending", "attributes", "buffer_handles", "fresh",
+    "PARAMETER", "apart", "are_on_host", "are_pending", "attributes", "buffer_handles", "fresh",
     "inner", "is_kept_beside", "is_mine", "is_split",
     "local_replicas", "local_shapes", "local_shards", "local_slices", "memory_of", "read",
     "replace", "set_value", "shapes_of", "sharding_of", "value_ids", "write_stamp",

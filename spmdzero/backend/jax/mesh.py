@@ -22,6 +22,7 @@ from spmdzero.backend.jax._memory import rests_on_host
 from spmdzero.backend.jax._operations import MeshOp
 from spmdzero.backend.jax._slice import devices_by_host
 from spmdzero.backend.jax._tensor import LazyTensor, over
+from spmdzero.backend.jax._uploads import MOST_BYTES, Upload
 from spmdzero.backend.jax._values import Space, Value, record
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax._writes import write
@@ -81,9 +82,15 @@ class DeviceMesh:
         """The spec of an `ndim`-dimensional tensor whose `dim` is split over all axes."""
         return tuple(self.batch_axes if i == dim else None for i in range(ndim))
 
+    @functools.cached_property
+    def _shardings(self) -> dict[PartitionSpec, NamedSharding]:
+        return {}
+
     def sharding(self, spec: PartitionSpec) -> NamedSharding:
         """JAX's sharding for a spec on this mesh."""
-        return NamedSharding(self.devices, JaxSpec(*spec))
+        if spec not in self._shardings:
+            self._shardings[spec] = NamedSharding(self.devices, JaxSpec(*spec))
+        return self._shardings[spec]
 
     def mark(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
         """Annotates `tensor` in place and returns it."""
@@ -97,10 +104,10 @@ class DeviceMesh:
         if marked is not None and marked.key == op.key:
             return tensor
         if (
-            value.array is not None
+            (sharding := value.sharding) is not None
             and value.space is not Space.REPLICA
-            and value.array.sharding.is_equivalent_to(op.sharding, len(value.shape))
-            and rests_on_host(value.array.sharding) == (home is not None)
+            and sharding.is_equivalent_to(op.sharding, len(value.shape))
+            and rests_on_host(sharding) == (home is not None)
         ):
             return tensor
         (annotated,) = record(op, (value,), {}, [(value.shape, value.dtype)])
@@ -200,13 +207,21 @@ class DeviceMesh:
         shape = tuple(partial.shape[1:])
         return over(record(op, (own_value(partial),), {}, [(shape, partial.dtype)])[0])
 
-    def place(self, host: torch.Tensor, spec: PartitionSpec = REPLICATED) -> torch.Tensor:
+    def place(
+        self, host: torch.Tensor, spec: PartitionSpec = REPLICATED, *, waits: bool = False
+    ) -> torch.Tensor:
         """Uploads a CPU tensor: each device receives only its own shard.
 
         With several hosts, `host` holds only this host's part of a tensor that is split.
+
+        Args:
+            waits: whether a small one may wait for the program that reads it.
         """
-        spec = spec or (None,) * host.dim()
-        return self._placed(host, self._put(_host.to_numpy(host), spec))
+        array, spec = _host.to_numpy(host), spec or (None,) * host.dim()
+        if waits and array.nbytes <= MOST_BYTES and jax.process_count() == 1:
+            return self._placed(host, Upload(array, host.dtype, self.sharding(spec)))
+        array = self._put(array, spec)
+        return self._placed(host, Value(array.shape, host.dtype, Space.GLOBAL, array=array))
 
     def place_part(self, host: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
         """Uploads a CPU tensor that every host has whole: each device receives only its shard."""
@@ -217,14 +232,14 @@ class DeviceMesh:
             parts = jax.make_array_from_callback(
                 array.shape, self.sharding(spec), array.__getitem__
             )
-        return self._placed(host, parts)
+        return self._placed(host, Value(parts.shape, host.dtype, Space.GLOBAL, array=parts))
 
-    def _placed(self, host: torch.Tensor, array: jax.Array) -> torch.Tensor:
-        value = Value(array.shape, host.dtype, Space.GLOBAL, array=array)
+    def _placed(self, host: torch.Tensor, value: Value) -> torch.Tensor:
         _host.note_upload(value)
         placed = over(value)
         self._keep_same(placed)
-        return placed.requires_grad_(host.requires_grad and torch.is_grad_enabled())
+        wanted = host.requires_grad and torch.is_grad_enabled()
+        return placed.requires_grad_() if wanted else placed
 
     def _put(self, array: np.ndarray, spec: PartitionSpec) -> jax.Array:
         sharding = self.sharding(spec)
@@ -241,14 +256,8 @@ class DeviceMesh:
         return self._put(array, (None,) * array.ndim)
 
     def place_all(self, hosts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Uploads CPU tensors whole to every device."""
-        if jax.process_count() > 1:
-            return [self.place(host) for host in hosts]
-        whole = self.sharding(())
-        with wide_numbers():
-            # Use one call: JAX takes longer to prepare a transfer than to send a number.
-            arrays = jax.device_put([_host.to_numpy(host) for host in hosts], whole)
-        return [self._placed(host, array) for host, array in zip(hosts, arrays, strict=True)]
+        """Uploads CPU tensors whole to every device, with the program that reads them."""
+        return [self.place(host, waits=True) for host in hosts]
 
     def overwrite(self, tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
         """Overwrites the values of `tensor` on the devices; it stays the same tensor.

@@ -1,21 +1,25 @@
 """Starts a step's program again though only its beginning is recorded: see `Repeats`."""
 
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 
+import jax
 import torch
 
 from spmdzero.backend.jax._cells import Kept, pending_values
-from spmdzero.backend.jax._dispatch import own_value
+from spmdzero.backend.jax._dispatch import own_value, own_values
 from spmdzero.backend.jax._execute import Executable, start
 from spmdzero.backend.jax._generator import generator
-from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._memory import copied
+from spmdzero.backend.jax._results import Results
+from spmdzero.backend.jax._signature import Signature
 from spmdzero.backend.jax._tensor import over
-from spmdzero.backend.jax._values import Space, Value
+from spmdzero.backend.jax._uploads import given as uploaded
+from spmdzero.backend.jax._values import Value
 from spmdzero.backend.jax._versions import wide_numbers
-from spmdzero.backend.jax._writes import holding
+from spmdzero.backend.jax.arrays import form_at, form_of
+from spmdzero.backend.protocols._arrays import Form
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,7 +41,7 @@ class Beginning:
 
 def keep(tensors: Sequence[torch.Tensor], *, first: Callable[[], None] | None = None) -> Kept:
     """See `spmdzero.backend.Repeats`."""
-    return Kept([own_value(tensor) for tensor in tensors], first)
+    return Kept(own_values(tensors), first)
 
 
 def tensors(kept: Kept) -> list[torch.Tensor]:
@@ -49,18 +53,20 @@ def beginning(kept: Kept) -> Beginning:
     """What is recorded now, after which operations on the `kept` values follow."""
     roots = pending_values(but=kept)
     inner = [value for value in kept.values if value.node is not None]
-    graph, leaves = Graph.of([*roots, *inner])
+    known = Signature()
+    outputs = [known.number(value) for value in (*roots, *inner)]
+    leaves = known.leaves
     given = {id(leaf): leaf for leaf in leaves}
     given |= {id(value): value for value in kept.values if value.node is None}
     places = {number: place for place, number in enumerate(given)}
     # A value that is not among them is pending.
-    arrangement = tuple([places.get(id(value), -1) for value in kept.values])
-    forms = tuple([(value.shape, value.dtype) for value in [*given.values()][len(leaves) :]])
+    arrangement = [places.get(id(value), -1) for value in kept.values]
+    forms = [(value.shape, value.dtype) for value in [*given.values()][len(leaves) :]]
     return Beginning(
         kept=kept,
         roots=tuple(roots),
         given=tuple(given.values()),
-        key=(graph.key, len(roots), arrangement, forms),
+        key=(tuple(known.steps), *map(tuple, (outputs, arrangement, forms)), len(roots)),
     )
 
 
@@ -72,27 +78,27 @@ class Repeat:
         program: the program.
         inputs: for each input its index among `given` of the beginning, `reads`, the numbers and
             `constants`, one after the other.
-        shardings: of each input.
-        donated: numbers of the inputs that are donated.
-        replaced: those among them whose tensor the program writes.
-        same: index in `reads` -> that of the same value among `given` and `roots` of the beginning.
+        forms: shape, dtype and sharding of each input.
+        donated: numbers of the inputs that are donated, each with whether the program writes into
+            the tensor that holds it.
+        same: indices in `reads`, each with that of the same value among `given` and `roots` of the
+            beginning.
         constants: tensors that are the same at each start.
         roots: for each root of the beginning the number of the output that computes it.
         reads, writes: see `spmdzero.backend.Repeat`.
-        results: for each of `writes` the number of its output, its shape and its dtype.
+        results: those of `writes`.
     """
 
     program: Executable
     inputs: tuple[int, ...]
-    shardings: tuple[Any, ...]
-    donated: tuple[int, ...]
-    replaced: frozenset[int]
-    same: Mapping[int, int]
+    forms: tuple[Form, ...]
+    donated: tuple[tuple[int, bool], ...]
+    same: tuple[tuple[int, int], ...]
     constants: tuple[torch.Tensor, ...]
     roots: tuple[int, ...]
     reads: tuple[int, ...]
     writes: tuple[int, ...]
-    results: tuple[tuple[int, tuple[int, ...], torch.dtype], ...]
+    results: Results
 
     def start(
         self,
@@ -104,33 +110,36 @@ class Repeat:
     ) -> list[torch.Tensor] | None:
         """See `spmdzero.backend.Repeat`."""
         begun = [*beginning.given, *beginning.roots]
-        present = [own_value(tensor) for tensor in state]
-        if any(present[place] is not begun[other] for place, other in self.same.items()):
+        present = own_values(state)
+        if [place for place, other in self.same if present[place] is not begun[other]]:
             return None
-        fixed = [own_value(tensor) for tensor in (*numbers, *self.constants)]
-        pool = [*beginning.given, *present, *fixed]
+        pool = [*beginning.given, *present, *own_values([*numbers, *self.constants])]
         inputs = [pool[place] for place in self.inputs]
-        arrays = [value.array for value in inputs]
-        for array, sharding in zip(arrays, self.shardings, strict=True):
-            if array is None or array.sharding != sharding:
+        for value, form in zip(inputs, self.forms, strict=True):
+            if (value.form or form_of(value)) != form:
                 return None
+        if jax.process_count() > 1 and self._shares(inputs, beginning.kept):
+            return None
+        arrays = uploaded(inputs)
         beginning.kept.release()
-        for place in self.donated:
-            if inputs[place].holders > (place in self.replaced):
-                # Another tensor shares this memory.
-                with wide_numbers():
-                    arrays[place] = copied(arrays[place])
+        # Another tensor shares this memory.
+        for place in [n for n, own in self.donated if inputs[n].holders > own]:
+            with wide_numbers():
+                arrays[place] = copied(arrays[place])
         results = self.program.run(arrays)
-        for place in self.donated:
+        for place, _ in self.donated:
             inputs[place].array = None
         for value, place in zip(beginning.roots, self.roots, strict=True):
             value.array, value.node = results[place], None
-        made = [
-            holding(Value(shape, dtype, Space.GLOBAL, array=results[place]), target)
-            for (place, shape, dtype), target in zip(self.results, into, strict=True)
-        ]
+        made = self.results.held(results, into)
         generator.advance()
         return made
+
+    def _shares(self, inputs: Sequence[Value], kept: Kept) -> bool:
+        """Whether a donated input has to be copied, in which other hosts would take no part."""
+        here = Counter(map(id, kept.values))
+        donated = [(inputs[place], own) for place, own in self.donated]
+        return any(value.holders - here[id(value)] > own for value, own in donated)
 
 
 def learn(
@@ -144,7 +153,7 @@ def learn(
     """Starts everything that is recorded, and returns what can start it again, if it can."""
     old = before.values
     given, roots = beginning.given, beginning.roots
-    fixed = [own_value(tensor) for tensor in (*numbers, *constants)]
+    fixed = own_values([*numbers, *constants])
     # They must not keep the program from overwriting the values.
     before.release()
     beginning.kept.release()
@@ -171,13 +180,15 @@ def learn(
     return Repeat(
         program=started.program,
         inputs=tuple([where[id(leaf)] for leaf in started.leaves]),
-        shardings=tuple([array.sharding for array in started.arrays]),
-        donated=started.donated,
-        replaced=frozenset(n for n in started.donated if id(started.leaves[n]) in overwritten),
-        same={place: begun[id(old[i])] for place, i in enumerate(reads) if id(old[i]) in begun},
+        forms=tuple(map(form_at, started.leaves, started.shardings)),
+        donated=tuple([(n, id(started.leaves[n]) in overwritten) for n in started.donated]),
+        same=tuple([(n, begun[id(old[i])]) for n, i in enumerate(reads) if id(old[i]) in begun]),
         constants=tuple(constants),
         roots=tuple([made[id(root)] for root in roots]),
         reads=tuple(reads),
         writes=tuple(writes),
-        results=tuple([(made[id(value)], value.shape, value.dtype) for value in results]),
+        results=Results(
+            places=tuple([made[id(value)] for value in results]),
+            shapes=tuple([(value.shape, value.dtype) for value in results]),
+        ),
     )

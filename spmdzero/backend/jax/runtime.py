@@ -22,6 +22,7 @@ from spmdzero.backend.jax._forked import forks
 from spmdzero.backend.jax._generator import generator
 from spmdzero.backend.jax._slice import devices_by_host, torus_of
 from spmdzero.backend.jax._tensor import DEVICE
+from spmdzero.backend.jax._uploads import Upload
 from spmdzero.backend.jax.host_memory import programs_reach
 from spmdzero.backend.jax.mesh import DeviceMesh
 from spmdzero.errors import SpmdZeroRuntimeError
@@ -137,7 +138,8 @@ def wait() -> None:
 
 def _computed() -> Iterator[jax.Array]:
     for cell in cells():
-        array = cell.value.array
+        value = cell.value
+        array = None if isinstance(value, Upload) and value.waits else value.array
         if array is not None and not array.is_deleted():
             yield array
 

@@ -50,6 +50,9 @@ class Arrays(Protocol):
     def fresh(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of `tensor`, which can be annotated and donated apart from it."""
 
+    def apart(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A new tensor with the value of `tensor`, which autograd doesn't know."""
+
     def write_stamp(self, tensor: torch.Tensor) -> Hashable:
         """A stamp that changes whenever `tensor` is written: in place, by a view, or by `.data`."""
 

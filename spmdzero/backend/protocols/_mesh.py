@@ -95,10 +95,15 @@ class Mesh(Protocol):
     def sum_partial(self, partial: torch.Tensor) -> torch.Tensor:
         """The sum over dim 0 of a partial `[n, *shape]`, in its dtype, which crosses the wire."""
 
-    def place(self, host: torch.Tensor, spec: PartitionSpec = REPLICATED) -> torch.Tensor:
+    def place(
+        self, host: torch.Tensor, spec: PartitionSpec = REPLICATED, *, waits: bool = False
+    ) -> torch.Tensor:
         """Uploads a CPU tensor: each device receives only its own shard.
 
         With several hosts, `host` holds only this host's part of a tensor that is split.
+
+        Args:
+            waits: whether a small one may wait for the program that reads it.
         """
 
     def place_part(self, host: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:

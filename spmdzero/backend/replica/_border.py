@@ -29,6 +29,8 @@ class _Entering(Crossing):
 
 
 class _Leaving(Crossing):
+    leaves_region = True
+
     @classmethod
     def opposite(cls) -> type[Crossing]:
         """See `Crossing`."""
@@ -188,7 +190,7 @@ def refuse_leak(loss: torch.Tensor) -> None:
     A forward hook can keep such a tensor. XLA would end the process when it compiles the two
     together. So the loss, which would be compiled with the next program, is set to NaN.
     """
-    for node in nodes_behind(loss, ends=lambda node: _function_of(node) is _Leaving):
+    for node in nodes_behind(loss, ends=lambda node: _leaves(node)):
         if _function_of(node) in (_Entering, _EnteringParameter):
             arrays.replace(loss, torch.full_like(loss.detach(), float("nan")))
             raise ReplicaRegionError(
@@ -196,6 +198,11 @@ def refuse_leak(loss: torch.Tensor) -> None:
                 "forward, by a hook for example: each device has another one there, and none of "
                 "them is the value for all. Return it from forward, which takes its mean"
             )
+
+
+def _leaves(node: Any) -> bool:
+    # A folded forward is a node that says so too.
+    return getattr(_function_of(node), "leaves_region", False)
 
 
 def _function_of(node: Any) -> Any:

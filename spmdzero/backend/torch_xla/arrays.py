@@ -23,6 +23,7 @@ from spmdzero.backend.torch_xla._private import (
 
 __all__ = [
     "PARAMETER",
+    "apart",
     "are_on_host",
     "are_pending",
     "attributes",
@@ -98,6 +99,11 @@ def forms_of(tensors: Sequence[torch.Tensor]) -> list[Form]:
     """Shape, dtype and sharding of each tensor."""
     shapes, dtypes = [t.shape for t in tensors], [t.dtype for t in tensors]
     return list(zip(shapes, dtypes, _private.shardings_of(tensors), strict=True))
+
+
+def apart(tensor: torch.Tensor) -> torch.Tensor:
+    """A new tensor with the value of `tensor`, which autograd doesn't know."""
+    return tensor.detach().clone()
 
 
 def fresh(tensor: torch.Tensor) -> torch.Tensor:

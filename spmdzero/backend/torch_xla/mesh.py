@@ -103,10 +103,13 @@ class DeviceMesh:
         """The sum over dim 0 of a partial `[n, *shape]`, in its dtype, which crosses the wire."""
         return partial.sum(0)
 
-    def place(self, host: torch.Tensor, spec: PartitionSpec = REPLICATED) -> torch.Tensor:
+    def place(
+        self, host: torch.Tensor, spec: PartitionSpec = REPLICATED, *, waits: bool = False
+    ) -> torch.Tensor:
         """Uploads a CPU tensor: each device receives only its own shard.
 
-        With several hosts, `host` holds only this host's part of a tensor that is split.
+        With several hosts, `host` holds only this host's part of a tensor that is split. `waits` is
+        for backends whose programs take numbers of the host's.
         """
         spec = spec or (None,) * host.dim()
         split = any(axis is not None for axis in spec)
