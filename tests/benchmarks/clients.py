@@ -1,7 +1,8 @@
-"""What a client's loop adds to a step: transformers' Trainer, or accelerate, beside three calls.
+"""What a client's loop adds to a step: transformers' Trainer, accelerate or Lightning.
 
-Both train a GPT-2 of transformers in one process and take turns, step by step. Between two steps of
-Trainer's loop stand its callbacks, its logging and its data loader; they are in its times.
+The client and three calls of an engine train a GPT-2 of transformers in one process and take turns,
+step by step. Between two steps of a client's loop stand its callbacks, its logging and its data
+loader; they are in its times.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ import torch
 from harness.workload import CLIP, LEARNING_RATE, ROWS, SIZES, WEIGHT_DECAY, Size
 
 import spmdzero
+import spmdzero.integrations.lightning
 from spmdzero.backend import counters, runtime
 from spmdzero.integrations import install
 
@@ -22,6 +24,7 @@ install()
 
 # After `install`, because these look for deepspeed when they are imported.
 import accelerate  # noqa: E402
+import lightning  # noqa: E402
 import transformers  # noqa: E402
 
 # More than the traces that a fold needs.
@@ -66,7 +69,7 @@ def measure(client: str, model: str, devices: int, steps: int) -> dict[str, Any]
     """Milliseconds a step of the client and of a bare engine.
 
     Args:
-        client: ``"trainer"`` or ``"accelerate"``.
+        client: ``"trainer"``, ``"accelerate"`` or ``"lightning"``.
         model: one of the GPTs of `SIZES`.
         devices: of this process.
         steps: timed ones of each.
@@ -79,7 +82,7 @@ def measure(client: str, model: str, devices: int, steps: int) -> dict[str, Any]
     size = dataclasses.replace(SIZES[model], sequence=LENGTH)
     mine, its = Clock(), Clock()
     bare = _bare(size, devices)
-    run = {"trainer": _trainer, "accelerate": _accelerate}[client]
+    run = {"trainer": _trainer, "accelerate": _accelerate, "lightning": _lightning}[client]
 
     def between() -> None:
         its.end()
@@ -184,3 +187,36 @@ def _trainer(size: Size, steps: int, begin: Step, between: Step) -> str | None:
         )
         trainer.train()
     return trainer.deepspeed.folding.reason
+
+
+class _Module(lightning.LightningModule):
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.model = _model(size)
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        loss = self.model(input_ids=batch, labels=batch, use_cache=False).loss
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return _adamw(self)
+
+
+def _lightning(size: Size, steps: int, begin: Step, between: Step) -> str | None:
+    class Turns(lightning.Callback):
+        def on_train_start(self, *args: Any) -> None:
+            begin()
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            between()
+
+    module = _Module(size)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = lightning.Trainer(
+            accelerator="cpu", strategy="spmdzero", max_steps=steps, gradient_clip_val=CLIP,
+            log_every_n_steps=LOGGED, callbacks=[Turns()], default_root_dir=folder,
+            enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False,
+        )  # fmt: skip
+        trainer.fit(module, torch.utils.data.DataLoader(_rows(size, steps * ROWS), ROWS))
+    return trainer.strategy.model.folding.reason

@@ -96,7 +96,10 @@ def test_a_step_sends_three_times_what_a_device_lacks_of_the_parameters(
     assert 0.999 * least < moves.over_floor < 1.03 * least
 
 
-@pytest.mark.parametrize(("tpu", "scan"), [("v6e:2x4", "off"), ("v5e:4x4", "on")])
+@pytest.mark.parametrize(
+    ("tpu", "scan"),
+    [("v6e:2x4", "off"), ("v5e:4x4", "on"), ("v5p:2x2x2", "off"), ("v6e:2x4", "on")],
+)
 def test_what_is_held_at_the_peak_grows_with_depth_by_no_whole_parameter(
     tpu: str, scan: str
 ) -> None:

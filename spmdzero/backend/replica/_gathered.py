@@ -20,8 +20,8 @@ _CAST = torch.ops.aten._to_copy.default
 # Number of gathered parameters that wait for another use. Neighbouring operations often share a
 # parameter, as a loss and its gradient do; a longer wait costs memory.
 _LIVE = 3
-# A gather may start when the operations of this many earlier uses are done: with 0 a TPU has
-# nothing to compute meanwhile, with more than 1 the memory costs more than is hidden (v5e:2x4).
+# A gather may start when the operations of this many earlier uses are done. What libtpu makes of
+# other numbers is in docs/design.md: with its flags 1 takes less time than 0.
 _AHEAD = 1
 
 

@@ -103,7 +103,11 @@ def matrix_products(scale: Scale) -> Iterator[str]:
     yield report.markdown(titles, rows)
 
 
-_CLIENTS = {"trainer": "transformers' `Trainer`", "accelerate": "accelerate"}
+_CLIENTS = {
+    "trainer": "transformers' `Trainer`",
+    "accelerate": "accelerate",
+    "lightning": "Lightning's `Trainer`",
+}
 
 
 def clients(scale: Scale) -> Iterator[str]:
