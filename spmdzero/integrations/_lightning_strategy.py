@@ -115,7 +115,7 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
         trainer = self.lightning_module.trainer
         if trainer.state.fn != TrainerFn.FITTING:
             # There is no training loader, and an evaluated batch may have any number of rows.
-            return local_replicas(self.config)
+            return local_replicas(self.config or {})
         rows = private.rows_of_loader(trainer)
         if rows is None:
             raise SpmdZeroUsageError(

@@ -65,7 +65,7 @@ def test_a_refused_class_can_be_asked_about() -> None:
     class Pipeline(spmdzero.PipelineModule):
         pass
 
-    with pytest.raises(spmdzero.SpmdZeroUsageError, match="no tensor, pipeline"):
+    with pytest.raises(spmdzero.SpmdZeroUsageError, match="no pipeline or expert"):
         Pipeline()
 
 

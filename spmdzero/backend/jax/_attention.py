@@ -65,14 +65,15 @@ class AttentionOp:
         split = own.form != self.form
         heads = PartitionSpec(None, "tensor") if split else PartitionSpec()
         specs = tuple(heads if array.shape[1] > 1 else PartitionSpec() for array in arrays)
-        return jax.shard_map(
+        divided: Any = jax.shard_map(
             lambda *mine: call(own.direction, own.form, own.forms, mine),
             mesh=mesh,
             in_specs=specs,
             out_specs=[heads] * len(own.forms),
             axis_names={"tensor"},
             check_vma=False,
-        )(*arrays)
+        )
+        return divided(*arrays)
 
 
 def _shared(form: Form, count: int) -> Form:

@@ -45,7 +45,7 @@ def within_tensor(
             # XLA's CPU programs of such exchanges were seen to hang, in a loop at stage 3.
             return function(array)
         mesh: Any = jax.sharding.get_abstract_mesh()
-        call = jax.shard_map(
+        call: Any = jax.shard_map(
             function, mesh=mesh, in_specs=spec, out_specs=spec, axis_names={"tensor"},
             check_vma=False,
         )  # fmt: skip

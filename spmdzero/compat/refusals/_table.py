@@ -41,7 +41,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         """,
     ),
     (
-        "the mesh has the axes data, fsdp and tensor; there is no pipeline or expert parallelism",
+        "spmdzero is data-parallel ZeRO; there is no pipeline or expert parallelism",
         "Train with `spmdzero.initialize`; stage 3 and the axis tensor split what doesn't fit",
         """
           PipelineModule PipelineEngine pipe moe DualPipeVModule DualPipeVEngine linear
