@@ -72,3 +72,14 @@ def test_only_sums_of_shards_cross_hosts_where_an_axis_is_theirs() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_hosts_train_as_one(name: str, hosts: int) -> None:
     assert_one_training(hosts, tuple(CASES), name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", ["train_batch", "three calls"])
+@pytest.mark.parametrize("stage", ["2", "3"])
+def test_pairs_of_devices_share_a_replica_on_each_host(stage: str, style: str) -> None:
+    (alone,) = run_hosts("tests.hosts.sharing", stage, style, count=1, devices=DEVICES)
+    both = run_hosts("tests.hosts.sharing", stage, style, count=2, devices=DEVICES // 2)
+    assert both[0] == both[1]
+    assert both[0] == pytest.approx(alone, abs=NEAR, rel=0)
+    assert len(set(alone)) == 5
