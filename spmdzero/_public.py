@@ -6,7 +6,12 @@ from spmdzero.backend import replicated
 from spmdzero.compat import accelerator, checkpointing, comm
 from spmdzero.compat.accelerator import get_accelerator
 from spmdzero.compat.comm import init_distributed
-from spmdzero.compat.helpers import OnDevice, add_config_arguments
+from spmdzero.compat.helpers import (
+    OnDevice,
+    add_config_arguments,
+    set_autotp_mode,
+    tp_model_init,
+)
 from spmdzero.compat.logging import log_dist, logger
 from spmdzero.compat.runtime_config import DeepSpeedConfig, DeepSpeedConfigError
 from spmdzero.engine import Engine
@@ -74,5 +79,7 @@ __all__ = [
     "profile",
     "record_ledgers",
     "replicated",
+    "set_autotp_mode",
     "shards",
+    "tp_model_init",
 ]

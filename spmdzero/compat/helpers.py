@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from spmdzero.backend import programs
+from spmdzero.engine import ask_for_size
+from spmdzero.errors import SpmdZeroUsageError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -130,3 +132,42 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
         "--deepscale_config", default=None, type=str, help="old name of --deepspeed_config"
     )
     return parser
+
+
+def tp_model_init(
+    model: nn.Module, tp_size: int, dtype: torch.dtype, config: Any = None, **kwargs: Any
+) -> nn.Module:
+    """Has `initialize` split the model's weights over `tp_size` devices; returns the model.
+
+    As in DeepSpeed it only notes the size, as ``tensor_parallel.autotp_size`` of the config.
+
+    Args:
+        model: that `initialize` will be given.
+        tp_size: number of devices that share a replica's work.
+        dtype: has no effect: the config's sections bf16 and fp16 choose.
+        config: has no effect, as in DeepSpeed.
+        kwargs: ``tp_group`` is refused.
+
+    Raises:
+        SpmdZeroUsageError: a process group is given.
+    """
+    if kwargs.get("tp_group") is not None:
+        raise SpmdZeroUsageError(
+            "tp_model_init(tp_group=...): one process drives all devices, so that no group of "
+            "processes shares weights. Leave it out"
+        )
+    ask_for_size(model, tp_size)
+    return model
+
+
+def set_autotp_mode(training: bool = False) -> None:
+    """Accepts DeepSpeed's mode for training, and does nothing: `initialize` always trains.
+
+    Raises:
+        SpmdZeroUsageError: the mode for inference is asked for.
+    """
+    if not training:
+        raise SpmdZeroUsageError(
+            "set_autotp_mode(training=False): spmdzero trains, and has no inference engine. Call "
+            "`engine.eval()` and `engine(...)`"
+        )

@@ -12,6 +12,7 @@ from spmdzero.engine._programs import Call, Compilation, changed_calls
 from spmdzero.engine._repeated_rows import RepeatedRows
 from spmdzero.engine._setup import start_devices
 from spmdzero.engine._snapshot import StepGraph
+from spmdzero.engine._tensor_axis import ask_for_size
 from spmdzero.step._optimizer import ZeroOptimizer
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "ZeroDataLoader",
     "ZeroOptimizer",
     "ZeroParameter",
+    "ask_for_size",
     "changed_calls",
     "find_loss",
     "initialize",

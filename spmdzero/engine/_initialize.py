@@ -23,6 +23,7 @@ from spmdzero.engine._setup import (
     start_backend,
 )
 from spmdzero.engine._start_line import say_start
+from spmdzero.engine._tensor_axis import with_asked_size
 from spmdzero.state._weights import Weights
 from spmdzero.step._optimizer import ZeroOptimizer
 
@@ -64,7 +65,7 @@ def initialize(
             makes one from the optimizer.
         distributed_port: has no effect; the launcher's environment names the port.
         dist_init_required: False requires that `init_distributed` was called before.
-        mpu, mesh_param: refused, as tensor parallelism is not part of ZeRO.
+        mpu, mesh_param: refused: the config names the mesh.
         collate_fn: samples -> batch, for the loader.
         config: path of a DeepSpeed JSON, or its dict. `config_params` is the old name.
         weights: an argument of spmdzero: a safetensors file, its index, a folder with either, or a
@@ -81,7 +82,8 @@ def initialize(
         SpmdZeroRuntimeError: a device was used before SPMD was on.
     """
     module = require_module(model, mpu=mpu, mesh_param=mesh_param)
-    settings = read_settings(old_argument(config, config_params), args)
+    given = with_asked_size(old_argument(config, config_params), args, module)
+    settings = read_settings(given, args)
     mesh, batch = start_backend(settings, dist_init_required=dist_init_required)
     say_start(settings, batch, mesh.spec, of_process=engine_class._rows_of_process)
     groups = place_module(settings, module, mesh, weights, (optimizer, model_parameters))

@@ -7,7 +7,15 @@ from typing import Any
 
 from torch import nn
 
-from spmdzero.config import PRESETS, LayerSpec, SpmdZeroConfig, TensorParallelConfig
+from spmdzero.config import (
+    PRESETS,
+    LayerSpec,
+    SpmdZeroConfig,
+    TensorParallelConfig,
+    named_by,
+    one_of,
+    read,
+)
 from spmdzero.errors import SpmdZeroConfigError
 from spmdzero.plan import MeshSpec
 
@@ -29,6 +37,8 @@ _WITHOUT_WEIGHT = ("replicated_with_grad_allreduce", "moe_tp_experts", "gather",
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "num_key_value_heads")
 
 Way = str | int
+# The attribute of a model with the size that `deepspeed.tp_model_init` was told.
+_ASKED = "_spmdzero_autotp_size"
 _Rule = Callable[[str], Way | None]
 
 
@@ -85,6 +95,32 @@ def tensor_dims(config: SpmdZeroConfig, model: nn.Module, *, mesh: MeshSpec) -> 
         )
     _require_heads(model, mesh)
     return found
+
+
+def ask_for_size(model: nn.Module, size: int) -> None:
+    """Has `with_asked_size` put `size` into the config of this model."""
+    vars(model)[_ASKED] = size
+
+
+def with_asked_size(config: Any, args: Any, model: nn.Module) -> Any:
+    """The config, with the ``autotp_size`` that `ask_for_size` was told, if it was.
+
+    Raises:
+        SpmdZeroConfigError: the config has a different one; or there is no config.
+    """
+    size = vars(model).get(_ASKED)
+    if size is None:
+        return config
+    given = dict(read(one_of(config, named_by(args))))
+    section = dict(given.get("tensor_parallel") or {})
+    if section.setdefault("autotp_size", size) != size:
+        raise SpmdZeroConfigError(
+            key="tensor_parallel.autotp_size",
+            value=section["autotp_size"],
+            reason=f"tp_model_init(tp_size={size}) says otherwise",
+            fix="Write it once.",
+        )
+    return given | {"tensor_parallel": section}
 
 
 def _dim(way: Way | None, owner: nn.Module, ndim: int) -> int | None:

@@ -12,7 +12,7 @@ from torch import nn
 
 import spmdzero
 from spmdzero.backend import arrays
-from spmdzero.errors import SpmdZeroConfigError
+from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 
 ROWS, LENGTH, WIDTH, WORDS = 8, 32, 128, 256
 # Sums over parts of a dim are rounded otherwise than sums over the whole: by a few units of fp32's
@@ -153,6 +153,22 @@ def test_deepspeeds_section_asks_for_the_axis(alone: list[float]) -> None:
     assert engine.plan["lm_head.weight"].param.tensor_dim is None
     assert engine.plan["model.layers.1.mlp.down_proj.weight"].param.tensor_dim == 1
     assert_same(trained(engine), alone)
+
+
+def test_tp_model_init_says_the_size() -> None:
+    spmdzero.set_autotp_mode(training=True)
+    config = config_of({"fsdp": 4})
+    config["spmd"]["mesh"] = {"fsdp": -1}
+    model = spmdzero.tp_model_init(llama(), tp_size=2, dtype=torch.float32)
+    engine, *_ = spmdzero.initialize(model=model, config=config)
+    assert dict(engine.mesh.spec.axes) == {"fsdp": 4, "tensor": 2}
+    other = spmdzero.tp_model_init(llama(), tp_size=4, dtype=torch.float32)
+    with pytest.raises(SpmdZeroConfigError, match=r"tp_model_init\(tp_size=4\) says otherwise"):
+        spmdzero.initialize(model=other, config=config | {"tensor_parallel": {"autotp_size": 2}})
+    with pytest.raises(SpmdZeroUsageError, match="tp_group"):
+        spmdzero.tp_model_init(llama(), tp_size=2, dtype=torch.float32, tp_group=object())
+    with pytest.raises(SpmdZeroUsageError, match="no inference engine"):
+        spmdzero.set_autotp_mode()
 
 
 class Branches(nn.Module):

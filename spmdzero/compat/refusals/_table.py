@@ -35,7 +35,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "weights are split over the mesh axis tensor when the engine is made, by the config",
         'Write "tensor_parallel": {"autotp_size": 2} in the config, and leave the call out',
         """
-        tp_model_init set_autotp_mode merge_tp_model_init_into_config record_tp_model_init_args
+        merge_tp_model_init_into_config record_tp_model_init_args
         runtime: tensor_parallel
         DeepSpeedEngine: tensor_parallel_config
         """,
