@@ -2,7 +2,7 @@
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -36,6 +36,9 @@ _WITHOUT_WEIGHT = ("replicated_with_grad_allreduce", "moe_tp_experts", "gather",
 # Attributes of transformers' configs that count what attention splits a projection into.
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "num_key_value_heads")
 
+# Names of weights whose results attention splits into heads.
+_ATTENTION = re.compile(r"q_proj|k_proj|v_proj|qkv|query|key|value|c_attn|\.[qkv]\.")
+
 Way = str | int
 # The attribute of a model with the size that `deepspeed.tp_model_init` was told.
 _ASKED = "_spmdzero_autotp_size"
@@ -61,20 +64,12 @@ def tensor_dims(config: SpmdZeroConfig, model: nn.Module, *, mesh: MeshSpec) -> 
     """
     if mesh.tensor == 1:
         return {}
-    rules = [*_rules(config, model)]
-    owners = {
-        f"{prefix}.{name}" if prefix else name: part
-        for prefix, part in model.named_modules()
-        for name, _ in part.named_parameters(recurse=False)
-    }
-    found = dict[str, int]()
-    for name, parameter in model.named_parameters():
-        way = next((way for rule in rules if (way := rule(name)) is not None), None)
-        if way is None and name.endswith("bias"):
-            weight = name.removesuffix("bias") + "weight"
-            way = next((way for rule in rules if (way := rule(weight)) is not None), None)
-            way = way if way == "column" else "skip"
-        dim = _dim(way, owners[name], parameter.dim())
+    rules, found = [*_rules(config, model)], dict[str, int]()
+    for name, parameter, owners in _with_owners(model):
+        # Of a tied weight, such as embedding and head, a rule may name either.
+        ways = ((_way(rules, own), owner) for own, owner in owners.items())
+        way, owner = next((each for each in ways if each[0] is not None), (None, model))
+        dim = _dim(way, owner, parameter.dim())
         if dim is None:
             continue
         if not 0 <= dim < parameter.dim() or parameter.shape[dim] % mesh.tensor:
@@ -93,8 +88,30 @@ def tensor_dims(config: SpmdZeroConfig, model: nn.Module, *, mesh: MeshSpec) -> 
             'Write "spmd": {"partition": {"*.fc1.weight": "column", "*.fc2.weight": "row"}} with '
             "the names of your model.",
         )
-    _require_heads(model, mesh)
+    if any(_ATTENTION.search(name) for name in found):
+        _require_heads(model, mesh)
     return found
+
+
+def _with_owners(
+    model: nn.Module,
+) -> Iterator[tuple[str, nn.Parameter, dict[str, nn.Module]]]:
+    """Yields each parameter with its first name, and the module of each of its names."""
+    owners = dict[nn.Parameter, dict[str, nn.Module]]()
+    for prefix, part in model.named_modules(remove_duplicate=False):
+        for name, parameter in part.named_parameters(recurse=False):
+            owners.setdefault(parameter, {})[f"{prefix}.{name}".lstrip(".")] = part
+    for name, parameter in model.named_parameters():
+        yield name, parameter, owners[parameter]
+
+
+def _way(rules: Sequence[_Rule], name: str) -> Way | None:
+    """How the first rule that names a parameter splits it; a bias goes with its columns."""
+    way = next((way for rule in rules if (way := rule(name)) is not None), None)
+    if way is None and name.endswith("bias"):
+        weight = _way(rules, name.removesuffix("bias") + "weight")
+        return "column" if weight == "column" else None
+    return way
 
 
 def ask_for_size(model: nn.Module, size: int) -> None:

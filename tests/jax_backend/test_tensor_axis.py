@@ -221,6 +221,38 @@ def test_biases_are_split_with_their_columns_and_small_states_stay() -> None:
     assert_same(*found)
 
 
+class Tied(nn.Module):
+    """An embedding that is the head too, with words split over the axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, 32)
+        self.inner = Branches()
+        self.head = nn.Linear(32, WORDS, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(ids)
+        hidden = hidden + self.inner.fc2(self.inner.fc1(hidden).relu())
+        wanted = ids.roll(1, 1).flatten()
+        return nn.functional.cross_entropy(self.head(hidden).flatten(0, 1), wanted)
+
+
+def test_a_tied_weight_is_split_by_either_name() -> None:
+    split = {"inner.fc1.weight": "column", "inner.fc2.weight": "row", "head.weight": "column"}
+    found = []
+    for mesh, spmd in (({"fsdp": 8}, {}), ({"fsdp": 4, "tensor": 2}, {"partition": split})):
+        torch.manual_seed(0)
+        engine = started(mesh, spmd=spmd, model=Tied())
+        if spmd:
+            assert engine.plan["embed.weight"].param.tensor_dim == 0
+            assert set(arrays.local_shapes(engine.module.head.weight)) == {(WORDS // 2, 32)}
+        ids = batch(0)["input_ids"]
+        losses = [engine.train_batch(iter([(ids,)])).item() for _ in range(3)]
+        found.append([*losses, float(engine.get_global_grad_norm())])
+    assert_same(*found)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [2, 3])
 def test_gradients_by_name(stage: int) -> None:
