@@ -67,7 +67,8 @@ def test_nothing_is_compiled_twice() -> None:
     engine = make_engine()
     three_calls(engine, STEPS)
     assert engine.folding.ends.repeated >= STEPS - 3
-    assert sum(c.count for c in engine.programs.compilations) == 1
+    # None where a test before it, in the same process, had an equal engine.
+    assert sum(c.count for c in engine.programs.compilations) <= 1
 
 
 def test_another_operation_of_the_script_has_another_program() -> None:
