@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from spmdzero._logging import log_once
 from spmdzero.config import (
     PRESETS,
     LayerSpec,
@@ -163,6 +164,11 @@ def _rules(config: SpmdZeroConfig, model: nn.Module) -> Iterator[_Rule]:
     asked = config.tensor_parallel
     specs = [*_specs(asked)]
     if specs:
+        if any(spec.shape for spec in specs):
+            log_once(
+                "tensor_parallel.partition_config: shape has no effect: a weight that is several "
+                "in one is split in slices, and the compiler moves what a slice lacks"
+            )
         kind = getattr(getattr(model, "config", None), "model_type", None)
         yield lambda name: next((s.way for s in specs if s.matches(name, kind)), None)
     elif plan := _transformers_plan(model):

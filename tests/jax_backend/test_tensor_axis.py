@@ -138,10 +138,13 @@ def test_a_checkpoint_goes_from_mesh_to_mesh(shared: Any, tmp_path: Path) -> Non
     torch.testing.assert_close(again, after, **CLOSE)
 
 
-def test_deepspeeds_section_asks_for_the_axis(alone: list[float]) -> None:
+def test_deepspeeds_section_asks_for_the_axis(
+    alone: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
     specs = [
         {"patterns": [r".*\.o_proj\.weight$", r".*\.down_proj\.weight$"], "partition_type": "row"},
         {"patterns": [r".*\.[qkv]_proj\.weight$", r".*\.(up|gate)_proj\.weight$"]},
+        {"patterns": [r".*\.qkv\.weight$"], "shape": [3, -1], "partition_dim": 0},
     ]
     section = {"autotp_size": 2, "partition_config": {"layer_specs": specs}}
     config = config_of({"fsdp": 4}, tensor_parallel=section)
@@ -149,6 +152,7 @@ def test_deepspeeds_section_asks_for_the_axis(alone: list[float]) -> None:
     engine, *_ = spmdzero.initialize(model=llama(), config=config)
     assert dict(engine.mesh.spec.axes) == {"fsdp": 4, "tensor": 2}
     assert engine.autotp_size() == 2
+    assert "partition_config: shape has no effect" in caplog.text
     # The specs name no embedding and no head.
     assert engine.plan["lm_head.weight"].param.tensor_dim is None
     assert engine.plan["model.layers.1.mlp.down_proj.weight"].param.tensor_dim == 1
