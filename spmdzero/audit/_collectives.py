@@ -97,13 +97,8 @@ class ReadProgram:
         )
 
 
-def _leaks(leaks: list[Collective], where: str) -> Iterator[Finding]:
-    by_subject: dict[str, list[Collective]] = {}
-    for leak in leaks:
-        by_subject.setdefault(_subject(leak), []).append(leak)
-    for subject, members in by_subject.items():
-        moved = sum(c.bytes for c in members)
-        shown = ", ".join(f"{c.kind} {c.dtype}{list(c.shape)}" for c in members)
+def _leaks(leaks: Sequence[Collective], where: str) -> Iterator[Finding]:
+    for subject, evidence in _by_subject(leaks, where):
         yield Finding(
             name="stray-activation-collective",
             severity="error",
@@ -114,18 +109,14 @@ def _leaks(leaks: list[Collective], where: str) -> Iterator[Finding]:
             fix='inside of the model: "spmd": {"forward": "region"}, where each device runs '
             "its own rows, or an operation that keeps the sharding (nn.RMSNorm for a layer norm); "
             "outside: compute the loss in the model's forward",
-            evidence=f"{where}: {shown}; {moved:,} bytes per device",
+            evidence=evidence,
         )
 
 
 def _gathers(within: Sequence[Collective], where: str) -> Iterator[Finding]:
     """Yields what devices that share a replica hand each other beside the sums of their parts."""
     moved = [c for c in within if c.kind != "all-reduce" and not c.is_scalar]
-    by_subject: dict[str, list[Collective]] = {}
-    for collective in moved:
-        by_subject.setdefault(_subject(collective), []).append(collective)
-    for subject, members in by_subject.items():
-        shown = ", ".join(f"{c.kind} {c.dtype}{list(c.shape)}" for c in members)
+    for subject, evidence in _by_subject(moved, where):
         yield Finding(
             name="gathered-over-tensor",
             severity="warning",
@@ -134,8 +125,18 @@ def _gathers(within: Sequence[Collective], where: str) -> Iterator[Finding]:
             "as where one weight is several in one",
             fix='split other weights, or this one along another dim: "spmd": {"partition": {...}}; '
             '"skip" leaves it whole',
-            evidence=f"{where}: {shown}; {sum(c.bytes for c in members):,} bytes per device",
+            evidence=evidence,
         )
+
+
+def _by_subject(collectives: Sequence[Collective], where: str) -> Iterator[tuple[str, str]]:
+    """Yields each operation that makes some of the collectives, and what they move."""
+    found: dict[str, list[Collective]] = {}
+    for collective in collectives:
+        found.setdefault(_subject(collective), []).append(collective)
+    for subject, members in found.items():
+        shown = ", ".join(f"{c.kind} {c.dtype}{list(c.shape)}" for c in members)
+        yield subject, f"{where}: {shown}; {sum(c.bytes for c in members):,} bytes per device"
 
 
 def _subject(leak: Collective) -> str:

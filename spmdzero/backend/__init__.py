@@ -20,7 +20,12 @@ from spmdzero.backend._uploads import same_on_hosts
 from spmdzero.backend.chips._flag_sets import FLAG_SETS
 from spmdzero.backend.chips._torus import Torus, scatter_steps, scatters_whole
 from spmdzero.backend.forms._autograd_graph import hands_over, is_transforming, nodes_behind
-from spmdzero.backend.forms._own_rows import keep_same, to_all_rows, to_own_rows
+from spmdzero.backend.forms._own_rows import (
+    keep_same,
+    local_replicas,
+    to_all_rows,
+    to_own_rows,
+)
 from spmdzero.backend.forms._stored import gather, relaid, resting, store, stored_zeros
 from spmdzero.backend.forms._tree import (
     TENSORS,
@@ -111,6 +116,7 @@ __all__ = [
     "is_transforming",
     "keep_same",
     "let_in",
+    "local_replicas",
     "map_tensors",
     "mapped",
     "memory_maps",

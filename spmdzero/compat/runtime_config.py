@@ -5,8 +5,8 @@ from typing import Any
 from spmdzero.backend import choose, runtime
 from spmdzero.compat.getters import DeepSpeedConfigNames
 from spmdzero.config import load_config, resolve_batch_sizes
+from spmdzero.engine import mesh_of
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
-from spmdzero.plan import MeshSpec
 
 DeepSpeedConfigError = SpmdZeroConfigError
 
@@ -35,10 +35,6 @@ class DeepSpeedConfig(DeepSpeedConfigNames):
         settings = load_config(config)
         choose(settings.spmd.backend)
         runtime.start()
-        batch = resolve_batch_sizes(
-            settings,
-            dp_world_size=MeshSpec.resolve(
-                settings.mesh_axes, device_count=runtime.device_count()
-            ).replicas,
-        )
+        mesh = mesh_of(settings, runtime.device_count())
+        batch = resolve_batch_sizes(settings, dp_world_size=mesh.replicas)
         super().__init__(settings, batch)

@@ -56,13 +56,8 @@ class LayerSpec(DeepSpeedSection):
             return self.partition_type
         if self.shape is None:
             return self.partition_dim
-        # A view with one dim more than the weight has its first ones from the weight's first.
-        return max(0, self.partition_dim - self._leading)
-
-    @property
-    def _leading(self) -> int:
-        """Number of dims that `shape` puts before those of a weight of two dims."""
-        return max(0, len(self.shape or ()) - 2)
+        # What a view has more dims than a weight, which has two, it makes of the weight's first.
+        return max(0, self.partition_dim - max(0, len(self.shape) - 2))
 
     def matches(self, name: str, model_type: str | None) -> bool:
         """Whether it says how the parameter `name` is split."""

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from spmdzero.backend import runtime
+from spmdzero.backend import local_replicas, runtime
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import MeshSpec
 
@@ -79,7 +79,7 @@ class BatchRows:
 
     def __init__(self, micro_batch: int, mesh: MeshSpec) -> None:
         self.micro_batch = micro_batch
-        self._local = mesh.replicas // runtime.process_count()
+        self._local = local_replicas(mesh)
         self._noun = "devices" if mesh.tensor == 1 else "replicas"
         self.of_process = False
         self.any_number = False

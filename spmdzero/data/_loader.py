@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from spmdzero.backend import Mesh, map_tensors, runtime
+from spmdzero.backend import Mesh, local_replicas, map_tensors, runtime
 from spmdzero.data._inputs import InputPlacer
 from spmdzero.data._position import LoaderPosition, Pass, in_micro_batches_of
 from spmdzero.data._sampler import ReplicaBatchSampler
@@ -53,7 +53,7 @@ class ZeroDataLoader:
         num_workers: int = 0,
     ) -> None:
         self._mesh, self._batch_dim = mesh, batch_dim
-        self._local = mesh.replicas // runtime.process_count()
+        self._local = local_replicas(mesh.spec)
         self._batch_rows, self._rows = placer.rows, placer.rows.whole
         self.sampler: ReplicaBatchSampler | None = None
         options: dict[str, Any] = {"collate_fn": collate_fn, "num_workers": num_workers}

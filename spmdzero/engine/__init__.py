@@ -8,6 +8,7 @@ from spmdzero.engine._folded import FoldedCalls
 from spmdzero.engine._initialize import initialize
 from spmdzero.engine._loss import find_loss, inputs_of
 from spmdzero.engine._parameter import ZeroParameter, release, trained_parameter
+from spmdzero.engine._plan_of import mesh_of
 from spmdzero.engine._programs import Call, Compilation, changed_calls
 from spmdzero.engine._repeated_rows import RepeatedRows
 from spmdzero.engine._setup import start_devices
@@ -32,6 +33,7 @@ __all__ = [
     "find_loss",
     "initialize",
     "inputs_of",
+    "mesh_of",
     "release",
     "start_devices",
     "trained_parameter",

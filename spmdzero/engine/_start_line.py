@@ -4,7 +4,7 @@ import logging
 from importlib.metadata import version
 
 from spmdzero._logging import is_new, log_once
-from spmdzero.backend import current, runtime
+from spmdzero.backend import current, local_replicas, runtime
 from spmdzero.config import NO_MEANING, BatchSizes, SpmdZeroConfig
 from spmdzero.plan import MeshSpec, Role, ShardingPlan, sized
 from spmdzero.precision import PrecisionPolicy, name_of
@@ -100,7 +100,7 @@ def _backend() -> str:
 
 
 def _of_client(batch: BatchSizes, mesh: MeshSpec) -> str:
-    rows, devices = _rows(batch, mesh), mesh.replicas // runtime.process_count()
+    rows, devices = _rows(batch, mesh), local_replicas(mesh)
     return (
         ". The client's batch size (per_device_train_batch_size, a loader's batch_size) is these "
         f"{rows} rows, which {devices} devices share: under DeepSpeed it would be {rows} rows on "
@@ -109,7 +109,7 @@ def _of_client(batch: BatchSizes, mesh: MeshSpec) -> str:
 
 
 def _rows(batch: BatchSizes, mesh: MeshSpec) -> int:
-    return batch.micro * (mesh.replicas // runtime.process_count())
+    return batch.micro * local_replicas(mesh)
 
 
 def _counted(count: int, what: str) -> str:

@@ -102,14 +102,8 @@ def floor_elements(plan: ShardingPlan) -> int:
     twice per micro-batch, for forward and for backward: 3Ψ(N-1)/N, and 2Ψ(N-1)/N of frozen ones.
     Groups that each have a copy of the shards gather among themselves, and keep them equal once.
     """
-    sent = sum(_parts_sent(plan, tensor) * _elements(plan, tensor) for tensor in plan)
+    sent = sum(_parts_sent(plan, tensor) * tensor.elements_of_part(plan.mesh) for tensor in plan)
     return sent // plan.mesh.replicas
-
-
-def _elements(plan: ShardingPlan, tensor: TensorPlan) -> int:
-    """Number of elements that replicas exchange: of a device's part over the axis tensor."""
-    split = tensor.require(Role.PARAMETER).tensor_dim is not None
-    return math.prod(tensor.shape) // (plan.mesh.tensor if split else 1)
 
 
 def _parts_sent(plan: ShardingPlan, tensor: TensorPlan) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from spmdzero.audit import Finding, ReadProgram
 from spmdzero.backend import runtime
@@ -150,10 +150,8 @@ def compile_on(
             return compile_for_tpu(program.annotated, topology, flags=flags_on(topology, flags))
 
     own = tuple(program.compiled for program in programs if program.compiled is not None)
-    targets = list[Target]()
-    if own:
-        here_too = Target(name=here, topology=None, traced=tuple(programs), made=own, tensor=tensor)
-        targets.append(here_too)
+    target = partial(Target, tensor=tensor)
+    targets = [target(name=here, topology=None, traced=tuple(programs), made=own)] if own else []
     with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
         jobs = [
             (program, topology) for topology in topologies for program in for_tpu[topology.name]
@@ -162,9 +160,7 @@ def compile_on(
     for topology in topologies:
         traced = tuple(for_tpu[topology.name])
         mine = tuple(next(made) for _ in traced)
-        targets.append(
-            Target(name=topology.name, topology=topology, traced=traced, made=mine, tensor=tensor)
-        )
+        targets.append(target(name=topology.name, topology=topology, traced=traced, made=mine))
     return targets
 
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from spmdzero._logging import is_new
-from spmdzero.backend import map_tensors, nodes_behind, runtime
+from spmdzero.backend import local_replicas, map_tensors, nodes_behind, runtime
 from spmdzero.engine import Engine
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._deferred import DeferredTensor, as_input, defer, undefer
@@ -117,11 +117,6 @@ class ClientEngine(Engine):
         """Whether a forward of these inputs gives each device its own rows; else each gets all."""
         return self._training.placer.shares(args, kwargs, training=self.module.training)
 
-    @property
-    def local_replicas(self) -> int:
-        """Number of this process's data-parallel replicas."""
-        return self.mesh.replicas // runtime.process_count()
-
     def deferred_grad_norm(self) -> torch.Tensor | None:
         """The value of `get_global_grad_norm` as a deferred scalar, which waits for no step."""
         optimizer = self._training.optimizer
@@ -142,7 +137,7 @@ class ClientEngine(Engine):
         shared = self.shares_rows(args, kwargs)
         # A tensor, because a Python number would need a new program for each new value.
         items = torch.as_tensor(kwargs[_ITEMS], dtype=torch.float32, device="cpu")
-        return args, kwargs | {_ITEMS: items / (self.local_replicas if shared else 1)}
+        return args, kwargs | {_ITEMS: items / (local_replicas(self.mesh.spec) if shared else 1)}
 
     def _would_cache(self) -> bool:
         told = getattr(getattr(self.module, "config", None), "use_cache", None)

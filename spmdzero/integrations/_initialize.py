@@ -60,12 +60,12 @@ def initialize_for_client(*args: Any, **kwargs: Any) -> Any:
             key=error.key,
             value=error.value,
             reason=f"{error.reason}; micro is what each of this process's "
-            f"{local_replicas(config)} devices takes of {ROWS}, {config[ROWS]} here",
+            f"{replicas_under(config)} devices takes of {ROWS}, {config[ROWS]} here",
             fix=error.fix,
         ) from None
 
 
-def local_replicas(config: Mapping[str, Any]) -> int:
+def replicas_under(config: Mapping[str, Any]) -> int:
     """Number of this process's replicas under a config: its devices, unless some share rows."""
     return max(1, runtime.local_device_count() // tensor_size_of(config))
 
@@ -84,7 +84,7 @@ def config_of_devices(config: Any) -> dict[str, Any]:
     # accelerate writes infinity for "never" (`accelerate/utils/dataclasses.py`, `DeepSpeedPlugin`).
     if config.get("steps_per_print") == math.inf:
         del config["steps_per_print"]
-    rows, devices = config.get(ROWS), local_replicas(config)
+    rows, devices = config.get(ROWS), replicas_under(config)
     if isinstance(rows, int):
         if rows % devices:
             raise SpmdZeroConfigError(

@@ -8,7 +8,7 @@ from lightning.fabric.utilities.seed import reset_seed
 
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations import _lightning_private as private
-from spmdzero.integrations._initialize import ROWS, config_of_devices, local_replicas
+from spmdzero.integrations._initialize import ROWS, config_of_devices, replicas_under
 from spmdzero.integrations._lightning_host import join, own_config, refuse_accelerator, register
 
 
@@ -58,7 +58,7 @@ class SpmdZeroFabricStrategy(DeepSpeedStrategy):
         join(self, self.config, of="Fabric")
         if not self._config_initialized:
             assert isinstance(self.config, dict)
-            self.config.setdefault(ROWS, local_replicas(self.config))
+            self.config.setdefault(ROWS, replicas_under(self.config))
             self._format_config()
             self._config_initialized = True
 

@@ -13,7 +13,7 @@ import torch
 from lightning import LightningModule, Trainer
 from torch import nn
 
-from spmdzero.backend import map_tensors, runtime
+from spmdzero.backend import local_replicas, map_tensors, runtime
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations import _lightning_private as private
 from spmdzero.integrations._client_engine import ClientEngine
@@ -88,7 +88,8 @@ class LightningSteps:
             # If the values were read one by one, each would need a program with its own forward.
             runtime.sync()
             output = map_tensors(output, lambda _, tensor: tensor.cpu())
-        factor = self._engine.local_replicas if self._engine.shares_rows((), inputs) else 1
+        shared = self._engine.shares_rows((), inputs)
+        factor = local_replicas(self._engine.mesh.spec) if shared else 1
         self._waiting = functools.partial(self._make_calls, output, method, factor)
         if not later or awaits_results(returned_of(output)):
             return self.finish()

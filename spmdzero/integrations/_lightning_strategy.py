@@ -15,7 +15,7 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations import _lightning_private as private
 from spmdzero.integrations._client_engine import ClientEngine
 from spmdzero.integrations._deferred import DeferredTensor
-from spmdzero.integrations._initialize import ROWS, initialize_for_client, local_replicas
+from spmdzero.integrations._initialize import ROWS, initialize_for_client, replicas_under
 from spmdzero.integrations._lightning_host import join, own_config, refuse_accelerator, register
 from spmdzero.integrations._lightning_steps import LightningSteps, values_in
 
@@ -115,7 +115,7 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
         trainer = self.lightning_module.trainer
         if trainer.state.fn != TrainerFn.FITTING:
             # There is no training loader, and an evaluated batch may have any number of rows.
-            return local_replicas(self.config or {})
+            return replicas_under(self.config or {})
         rows = private.rows_of_loader(trainer)
         if rows is None:
             raise SpmdZeroUsageError(
@@ -136,7 +136,7 @@ class SpmdZeroStrategy(DeepSpeedStrategy):
         )
         kept = {key: self.config[key] for key in names if key in self.config}
         # In evaluation mode any number of rows is allowed.
-        config = {ROWS: local_replicas(kept), **kept}
+        config = {ROWS: replicas_under(kept), **kept}
         self.model, *_ = initialize_for_client(config=config, model=model)
 
     def model_to_device(self) -> None:

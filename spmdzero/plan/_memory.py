@@ -116,8 +116,7 @@ def paper_formula(
     )
     if not mixed_precision_adam:
         return None, f"The paper's formula doesn't apply to this plan ({note})."
-    shared = {t.name: mesh.tensor if t.param.tensor_dim is not None else 1 for t in tensors}
-    psi, n = sum(math.prod(t.shape) // shared[t.name] for t in tensors), mesh.shards
+    psi, n = sum(tensor.elements_of_part(mesh) for tensor in tensors), mesh.shards
     halves = round(4 * psi + 12 * psi / n), round(2 * psi + 14 * psi / n)
     among = "the fsdp axis"
     if n != mesh.fsdp:

@@ -1,7 +1,7 @@
 """The shape of the device mesh, without devices."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -127,6 +127,11 @@ class MeshSpec:
         """The axes over which rows are split: all but ``tensor``."""
         return tuple(name for name in self.names if name != "tensor")
 
+    def batch_spec(self, ndim: int, dim: int = 0) -> tuple[Axes | None, ...]:
+        """The spec of an `ndim`-dimensional tensor whose `dim` is split over the replicas."""
+        rows = entry_of(self.batch_axes)
+        return tuple(rows if i == dim else None for i in range(ndim))
+
     @property
     def fsdp(self) -> int:
         """Replicas that share one copy of the parameters, at stage 3."""
@@ -155,6 +160,11 @@ class MeshSpec:
     def __str__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in self.axes)
         return axes if self.states == "fsdp" else f"{axes}, states over both"
+
+
+def entry_of(names: Sequence[str]) -> Axes | None:
+    """The entry of a partition spec with these names; the opposite of `names_of`."""
+    return tuple(names) if len(names) > 1 else next(iter(names), None)
 
 
 def names_of(axes: Axes | None) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.plan._mesh import Axes, MeshSpec, names_of
+from spmdzero.plan._mesh import Axes, MeshSpec, entry_of, names_of
 
 Shape = tuple[int, ...]
 PartitionSpec = tuple[Axes | None, ...]
@@ -91,8 +91,8 @@ class Placement:
                     f"{mesh.parts(names) if known else ' and '.join(names)} devices"
                 )
             axes[dim] = names
-        spec = tuple(_entry(names) for names in axes)
-        return (_entry(mesh.batch_axes), *spec) if self.kind == "partial" else spec
+        spec = tuple(map(entry_of, axes))
+        return (entry_of(mesh.batch_axes), *spec) if self.kind == "partial" else spec
 
     def local_shape(self, shape: Shape, mesh: MeshSpec) -> Shape:
         """The shape of the part that one device holds; the same on every device.
@@ -134,9 +134,3 @@ class Placement:
             return "F" if padded == elements else f"F(pad {elements:,}->{padded:,})"
         over = {"shard": f"S({self.dim})", "partial": "P", "replicate": "R"}[self.kind]
         return over if self.tensor_dim is None else f"{over} T({self.tensor_dim})"
-
-
-def _entry(axes: tuple[str, ...]) -> Axes | None:
-    if len(axes) < 2:
-        return axes[0] if axes else None
-    return axes

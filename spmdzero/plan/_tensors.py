@@ -1,9 +1,11 @@
 """One parameter before and after planning."""
 
+import math
 from dataclasses import dataclass
 
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan._dtypes import itemsize
+from spmdzero.plan._mesh import MeshSpec
 from spmdzero.plan._placement import Placement, Shape
 from spmdzero.plan._roles import Role
 
@@ -71,6 +73,11 @@ class TensorPlan:
     def trainable(self) -> bool:
         """Whether the parameter has a gradient and optimizer states."""
         return self.param.trainable
+
+    def elements_of_part(self, mesh: MeshSpec) -> int:
+        """Number of elements of what one device of the axis ``tensor`` has of the parameter."""
+        split = self.param.tensor_dim is not None
+        return math.prod(self.shape) // (mesh.tensor if split else 1)
 
     def moments(self, usual: tuple[str, ...]) -> tuple[str, ...]:
         """The parameter's optimizer slots; `usual` are the slots of the plan."""

@@ -9,9 +9,15 @@ from typing import cast
 
 import torch
 
-from spmdzero.backend._current import arrays
+from spmdzero.backend._current import arrays, runtime
 from spmdzero.backend.forms._crossing import Crossing, Way
 from spmdzero.backend.protocols._mesh import Across
+from spmdzero.plan import MeshSpec
+
+
+def local_replicas(mesh: MeshSpec) -> int:
+    """Number of this process's data-parallel replicas: its devices, unless some share rows."""
+    return mesh.replicas // runtime.process_count()
 
 
 def to_own_rows(tensor: torch.Tensor, dim: int, across: Across) -> torch.Tensor:

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 
 from spmdzero.backend.attention import Direction, Form, Kernels
 from spmdzero.backend.jax._dispatch import value_of
+from spmdzero.backend.jax._slice import over_tensor
 from spmdzero.backend.jax._tensor import over
 from spmdzero.backend.jax._values import Space, record
 from spmdzero.backend.replica._anchors import kept
@@ -56,8 +57,7 @@ class AttentionOp:
         # `call` needs internals of JAX that differ between its versions.
         from spmdzero.backend.jax._kernels import call
 
-        mesh: Any = jax.sharding.get_abstract_mesh()
-        shared = mesh.shape.get("tensor", 1)
+        shared = jax.sharding.get_abstract_mesh().shape.get("tensor", 1)
         if shared == 1:
             return call(self.direction, self.form, self.forms, arrays)
         # The compiler can't divide a kernel: each device of the axis has its own heads.
@@ -65,13 +65,10 @@ class AttentionOp:
         split = own.form != self.form
         heads = PartitionSpec(None, "tensor") if split else PartitionSpec()
         specs = tuple(heads if array.shape[1] > 1 else PartitionSpec() for array in arrays)
-        divided: Any = jax.shard_map(
+        divided = over_tensor(
             lambda *mine: call(own.direction, own.form, own.forms, mine),
-            mesh=mesh,
             in_specs=specs,
             out_specs=[heads] * len(own.forms),
-            axis_names={"tensor"},
-            check_vma=False,
         )
         return divided(*arrays)
 

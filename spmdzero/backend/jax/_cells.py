@@ -61,12 +61,9 @@ class Cell:
     def value(self, new: Value) -> None:
         if self.same:
             require_same(new)
-        old = self.held
-        if new is not old:
-            # As `take_place_of`, which a step would call for each tensor of the state.
-            new.replaces = old.serial if old.node is None else old.replaces
+        new.take_place_of(self.held)
         new.holders += 1
-        old.holders -= 1
+        self.held.holders -= 1
         self.held = new
         self.writes += 1
 
@@ -147,16 +144,14 @@ def pending_values(*, but: Kept | None = None) -> list[Value]:
     for kept in [*_kept]:
         if kept is not but and kept.first is not None:
             kept.first()
-    # There are hundreds of cells, most of them of the state.
-    found = [reference() for reference in list(_cells.values())]
-    pending = [cell for cell in found if cell is not None and cell.held.node is not None]
+    pending = [cell for cell in cells() if cell.held.node is not None]
     for cell in pending:
         if cell.home is not None:
             cell.bring_home()
     values = [cell.value for cell in pending]
-    unique = {
+    found = {
         id(value): value
         for value in values
         if not (value.stand_in or value.failed or value.on_demand)
     }
-    return sorted(unique.values(), key=lambda value: value.serial)
+    return sorted(found.values(), key=lambda value: value.serial)

@@ -104,20 +104,21 @@ def own_value(tensor: torch.Tensor) -> Value:
 
 def values_of(tensors: Sequence[torch.Tensor]) -> list[Value]:
     """`value_of` each; quick for the state of a step, whose tensors are no views."""
-    return [
-        tensor.cell.held
-        if isinstance(tensor, LazyTensor) and not (tensor.steps or tensor.cell.turned)
-        else value_of(tensor)
-        for tensor in tensors
-    ]
+    return _quickly(tensors, value_of)
 
 
 def own_values(tensors: Sequence[torch.Tensor]) -> list[Value]:
     """`own_value` of each; quick as `values_of`."""
+    return _quickly(tensors, own_value)
+
+
+def _quickly(
+    tensors: Sequence[torch.Tensor], value: Callable[[torch.Tensor], Value]
+) -> list[Value]:
     return [
         tensor.cell.held
         if isinstance(tensor, LazyTensor) and not (tensor.steps or tensor.cell.turned)
-        else own_value(tensor)
+        else value(tensor)
         for tensor in tensors
     ]
 

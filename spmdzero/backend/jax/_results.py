@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend.jax._tensor import LazyTensor, over
+from spmdzero.backend.jax._tensor import over
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._writes import write
 from spmdzero.backend.jax.arrays import form_of
@@ -36,7 +36,7 @@ class Results:
         """
         known = bool(self._forms)
         forms = self._forms if known else [None] * len(self.places)
-        holding: list[torch.Tensor] = []
+        tensors: list[torch.Tensor] = []
         given = zip(self.places, self.shapes, forms, into, strict=True)
         for place, (shape, dtype), form, target in given:
             value = Value(shape, dtype, Space.GLOBAL, array=made[place])
@@ -45,14 +45,7 @@ class Results:
                 self._forms.append(form_of(value))
             if target is None:
                 target = over(value)
-            elif isinstance(target, LazyTensor) and not target.steps:
-                held = target.cell.held
-                # As `write`, which would take longer.
-                if held.dtype is dtype and held.shape == shape:
-                    target.cell.value = value
-                else:
-                    write(target, value)
             else:
                 write(target, value)
-            holding.append(target)
-        return holding
+            tensors.append(target)
+        return tensors

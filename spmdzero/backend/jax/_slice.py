@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from spmdzero.backend.chips._torus import Torus
-from spmdzero.backend.jax._versions import moves_to_host
+from spmdzero.backend.jax._versions import is_for_tpu
 
 
 def devices_by_host() -> list[jax.Device]:
@@ -41,17 +41,30 @@ def within_tensor(
     spec = jax.sharding.PartitionSpec(*[None] * tensor_dim, "tensor")
 
     def divided(array: jax.Array) -> jax.Array:
-        if not moves_to_host():
+        if not is_for_tpu():
             # XLA's CPU programs of such exchanges were seen to hang, in a loop at stage 3.
             return function(array)
-        mesh: Any = jax.sharding.get_abstract_mesh()
-        call: Any = jax.shard_map(
-            function, mesh=mesh, in_specs=spec, out_specs=spec, axis_names={"tensor"},
-            check_vma=False,
-        )  # fmt: skip
-        return call(array)
+        return over_tensor(function, in_specs=spec, out_specs=spec)(array)
 
     return divided
+
+
+def over_tensor(function: Callable[..., Any], *, in_specs: Any, out_specs: Any) -> Any:
+    """A function of the region whose part each device of the axis ``tensor`` computes for itself.
+
+    Args:
+        function: of one device's parts.
+        in_specs, out_specs: how the axis splits operands and results, as of `jax.shard_map`.
+    """
+    mesh: Any = jax.sharding.get_abstract_mesh()
+    return jax.shard_map(
+        function,
+        mesh=mesh,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        axis_names={"tensor"},
+        check_vma=False,
+    )
 
 
 def torus_of(devices: Sequence[Any]) -> Torus | None:

@@ -42,8 +42,8 @@ def solve_turns_its_matrix() -> bool:
     return pivots[0].item() == 2
 
 
-def moves_to_host() -> bool:
-    """Whether the traced program is for devices with a memory apart from the host's, TPUs."""
+def is_for_tpu() -> bool:
+    """Whether the traced program is for TPUs, which have a memory apart from the host's."""
     return (for_program.platform or jax.default_backend()).upper() == "TPU"
 
 
@@ -54,7 +54,7 @@ def is_shared() -> bool:
 
 def moved(array: Any, *, host: bool) -> Any:
     """A traced array, moved to the host's memory or to the device's; itself off the TPU."""
-    if not moves_to_host():
+    if not is_for_tpu():
         # JAX annotates the outputs too, which XLA's partitioner for CPUs can't read (0.7.1).
         return array
     memory = getattr(jax, "memory", None)

@@ -12,7 +12,7 @@ from spmdzero.backend.jax._cells import Cell
 from spmdzero.backend.jax._dispatch import compute, dispatched, read, value_of, viewed
 from spmdzero.backend.jax._functional import functional
 from spmdzero.backend.jax._meta import on_meta
-from spmdzero.backend.jax._tensor import LazyTensor, become, hooks, over, require_own_part
+from spmdzero.backend.jax._tensor import LazyTensor, become, hooks, require_own_part
 from spmdzero.backend.jax._values import Value
 from spmdzero.backend.jax._views import (
     UnwritableViewError,
@@ -33,20 +33,12 @@ def write(tensor: torch.Tensor, value: Value) -> None:
             f"{user_line()}: a value on the devices is written into a tensor on the CPU. Move it "
             "first: tensor.cpu()"
         )
-    cell, held = tensor.cell, tensor.cell.value
+    cell, held, steps = tensor.cell, tensor.cell.held, tensor.steps
     # A tensor that is no view has those of its value; asking torch would cost time at each step.
-    shape, dtype = (tuple(tensor.shape), tensor.dtype) if tensor.steps else (held.shape, held.dtype)
-    if value.shape != shape or value.dtype != dtype:
+    shape, dtype = (tuple(tensor.shape), tensor.dtype) if steps else (held.shape, held.dtype)
+    if value.shape != shape or value.dtype is not dtype:
         value = compute(_aten.expand.default, _cast(value, dtype), list(shape))
-    cell.value = _with(tensor.steps, held, value) if tensor.steps else value
-
-
-def holding(value: Value, target: torch.Tensor | None) -> torch.Tensor:
-    """The tensor that holds `value`: `target`, into which it is written, or a new one."""
-    if target is None:
-        return over(value)
-    write(target, value)
-    return target
+    cell.value = _with(steps, held, value) if steps else value
 
 
 def _with(steps: tuple[ViewStep, ...], held: Value, value: Value) -> Value:

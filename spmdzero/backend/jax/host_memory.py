@@ -18,7 +18,7 @@ from spmdzero.backend.jax._memory import ON_DEVICE, ON_HOST
 from spmdzero.backend.jax._operations import FETCH, KEEP_ON_HOST, MeshOp
 from spmdzero.backend.jax._tensor import LazyTensor, over
 from spmdzero.backend.jax._values import Space, record
-from spmdzero.backend.jax._versions import moved, moves_to_host
+from spmdzero.backend.jax._versions import is_for_tpu, moved
 from spmdzero.backend.jax.mesh import DeviceMesh
 from spmdzero.backend.protocols._mesh import Mesh, PartitionSpec
 
@@ -90,7 +90,7 @@ def programs_reach(mesh: jax.sharding.Mesh) -> bool:
 
 def missing() -> str:
     """Why the traced program moves nothing to the host's memory, ``""`` where it does."""
-    if moves_to_host():
+    if is_for_tpu():
         return ""
     on_cpu = jax.default_backend() == "cpu"
     return "the memory of CPU devices is the host's" if on_cpu else "only TPU programs move it"

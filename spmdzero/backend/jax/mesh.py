@@ -27,7 +27,7 @@ from spmdzero.backend.jax._values import Space, Value, record
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax._writes import write
 from spmdzero.backend.protocols._mesh import REPLICATED, PartitionSpec
-from spmdzero.plan import MeshSpec, names_of
+from spmdzero.plan import MeshSpec, entry_of, names_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,11 +74,8 @@ class DeviceMesh:
         return JaxAcross(self.devices, hosts) if hosts > 1 else None
 
     def batch_spec(self, ndim: int, dim: int = 0) -> PartitionSpec:
-        """The spec of an `ndim`-dimensional tensor whose `dim` is split over the replicas."""
-        axes = self.spec.batch_axes
-        return tuple(
-            (axes if len(axes) > 1 else axes[0]) if i == dim else None for i in range(ndim)
-        )
+        """See `MeshSpec`."""
+        return self.spec.batch_spec(ndim, dim)
 
     @functools.cached_property
     def _shardings(self) -> dict[PartitionSpec, NamedSharding]:
@@ -165,8 +162,7 @@ class DeviceMesh:
 
     def _of_region(self, spec: PartitionSpec) -> PartitionSpec:
         """The axes in a spec by which the region divides a tensor: all but ``tensor``."""
-        parts = [tuple(axis for axis in names_of(entry) if axis != "tensor") for entry in spec]
-        return tuple((axes if len(axes) > 1 else axes[0]) if axes else None for axes in parts)
+        return tuple(entry_of([n for n in names_of(entry) if n != "tensor"]) for entry in spec)
 
     def reduce_scatter(
         self,

@@ -14,6 +14,7 @@ import torch
 from spmdzero.backend._current import arrays, runtime
 from spmdzero.backend.forms._autograd_graph import hands_over, nodes_behind
 from spmdzero.backend.forms._crossing import Crossing, Way
+from spmdzero.backend.forms._own_rows import local_replicas
 from spmdzero.backend.forms._with_graph import refuse_graph
 from spmdzero.backend.protocols._mesh import REPLICATED, Mesh
 from spmdzero.backend.protocols._region import GradientSink, PartsOfGradients
@@ -70,7 +71,7 @@ def enter_batch(
 ) -> torch.Tensor:
     """`[b, ...]` to this replica's `[b/n, ...]`: its own rows of each of the `joined` batches."""
     if joined > 1:
-        tensor = _regrouped(tensor, dim, joined, mesh.replicas // runtime.process_count())
+        tensor = _regrouped(tensor, dim, joined, local_replicas(mesh.spec))
     shape, spec = tuple(tensor.shape), mesh.batch_spec(tensor.dim(), dim)
     return _enter(
         tensor,
@@ -92,7 +93,7 @@ def leave_batch(
     )
     if joined == 1:
         return whole
-    return _regrouped(whole, dim, mesh.replicas // runtime.process_count(), joined)
+    return _regrouped(whole, dim, local_replicas(mesh.spec), joined)
 
 
 def _regrouped(tensor: torch.Tensor, dim: int, outer: int, inner: int) -> torch.Tensor:

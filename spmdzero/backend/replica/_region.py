@@ -16,6 +16,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from spmdzero._logging import log_once
 from spmdzero.backend._current import runtime
 from spmdzero.backend._interrupts import let_in
+from spmdzero.backend.forms._own_rows import local_replicas
 from spmdzero.backend.protocols._mesh import REPLICATED, Mesh
 from spmdzero.backend.protocols._region import (
     AttentionCall,
@@ -89,7 +90,7 @@ class ReplicaRegion:
         self._mesh, self._module, self._sink, self._wrote = mesh, module, sink, wrote
         self._outputs = Outputs(mesh=mesh, rules=rules, seed=seed)
         self._seed, self._around = seed, around
-        local = mesh.replicas // runtime.process_count()
+        local = local_replicas(mesh.spec)
         first = runtime.process_index() * local
         ids = torch.arange(first, first + local, dtype=torch.int32)
         self.replicas = mesh.place(ids, mesh.batch_spec(1))

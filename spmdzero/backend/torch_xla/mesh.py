@@ -58,11 +58,8 @@ class DeviceMesh:
         return self._operations[spec]
 
     def batch_spec(self, ndim: int, dim: int = 0) -> PartitionSpec:
-        """The spec of an `ndim`-dimensional tensor whose `dim` is split over the replicas."""
-        axes = self.spec.batch_axes
-        return tuple(
-            (axes if len(axes) > 1 else axes[0]) if i == dim else None for i in range(ndim)
-        )
+        """See `MeshSpec`."""
+        return self.spec.batch_spec(ndim, dim)
 
     def mark(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
         """Annotates `tensor` in place and returns it."""
