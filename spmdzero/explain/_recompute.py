@@ -165,7 +165,7 @@ def _peak(twin: Engine, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int
     memory = current().device_memory
     assert memory is not None
 
-    def compiled(graph: StepGraph, runs: int) -> CompilerMemory:
+    def compiled(graph: StepGraph, *_: object) -> CompilerMemory:
         arguments, peak = memory.of_program(list(graph.outputs.values()))
         return CompilerMemory(arguments=arguments, peak=peak)
 

@@ -95,8 +95,8 @@ def trace_without_data(engine: Engine, batch: Batch) -> tuple[TracedProgram, ...
     """
     args, kwargs = inputs_of(batch)
 
-    def traced(graph: StepGraph, runs: int) -> TracedProgram:
-        program = programs.placeholders().program(list(graph.outputs.values()))
+    def traced(graph: StepGraph, runs: int, placeholders: Placeholders) -> TracedProgram:
+        program = placeholders.program(list(graph.outputs.values()))
         return TracedProgram(
             kind=graph.kind, runs=runs, outputs=graph.returned, annotated=program, compiled=None
         )
@@ -109,14 +109,15 @@ def each_program(
     engine: Engine,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    read: Callable[[StepGraph, int], _Read],
+    read: Callable[[StepGraph, int, Placeholders], _Read],
 ) -> Iterator[_Read]:
-    """Yields what `read` makes of each program of one step, and of its number of runs.
+    """Yields what `read` makes of each program of one step.
 
     Args:
         engine: made while `runtime.tracing_only()` was on.
         args, kwargs: the inputs of one forward; the module returns the loss.
-        read: looks at a program that is about to be compiled.
+        read: takes a program that is about to be compiled, its number of runs in one step, and
+            what its inputs are.
     """
     more = engine.gradient_accumulation_steps() - 1
     runs = {"micro": more, "boundary": 1} if more else {"boundary": 1}
@@ -124,7 +125,9 @@ def each_program(
     placeholders.stand_for(engine.named_tensors().values())
     for kind, count in runs.items():
         engine.set_gradient_accumulation_boundary(kind == "boundary")
-        yield _trace(engine, args, kwargs, placeholders, lambda graph, n=count: read(graph, n))
+        yield _trace(
+            engine, args, kwargs, placeholders, lambda graph, n=count: read(graph, n, placeholders)
+        )
 
 
 def _trace(
