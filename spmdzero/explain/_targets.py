@@ -57,7 +57,7 @@ class Target:
         """The memory of the step, bytes per device."""
         return TargetMemory(
             target=self.name,
-            memory=_of_a_step([made.memory for made in self.made]),
+            memory=of_a_step([made.memory for made in self.made]),
             hbm_bytes=self.topology.chip.hbm_bytes if self.topology else None,
         )
 
@@ -201,7 +201,7 @@ def _matmul_flops(target: Target) -> float:
     )
 
 
-def _of_a_step(programs: Sequence[CompilerMemory]) -> CompilerMemory:
+def of_a_step(programs: Sequence[CompilerMemory]) -> CompilerMemory:
     """The memory of a step of several programs; the last program is the boundary's.
 
     Only the boundary's program has every state among its inputs, but all states take memory while a
