@@ -154,6 +154,13 @@ def start_devices(settings: SpmdZeroConfig, *, dist_init_required: bool | None) 
 
 
 def _refuse_on_torch_xla(settings: SpmdZeroConfig) -> None:
+    if settings.spmd.fits_recompute:
+        raise SpmdZeroConfigError(
+            key="spmd.recompute",
+            value=settings.spmd.recompute,
+            reason=f"the backend {current().name} doesn't say what a program takes before it runs",
+            fix='Write "everything", which keeps the least, or "spmd": {"backend": "jax"}.',
+        )
     size = settings.mesh_axes.get("tensor", 1)
     if size != 1:
         parallel = settings.tensor_parallel.autotp_size > 1
@@ -324,7 +331,8 @@ def _forward(
     if settings.spmd.forward == "global":
         return current().global_forward(**where)
     seed = GradientScaling.from_config(settings, replicas=where["mesh"].replicas).seed
-    where |= {"scan": settings.spmd.scan, "recompute": settings.spmd.recompute}
+    recompute = "nothing" if settings.spmd.fits_recompute else settings.spmd.recompute
+    where |= {"scan": settings.spmd.scan, "recompute": recompute}
     resting = {name: plan.at_rest(f"parameter/{name}") for name in plan.names}
     if shards := {name: layout for name, layout in resting.items() if layout.is_sharded}:
         where |= {"layouts": shards, "parts": lambda: gradients.path}

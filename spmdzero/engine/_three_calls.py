@@ -103,10 +103,16 @@ class ThreeCalls:
     def place_inputs(self, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Places the inputs of a forward on the devices; frozen parameters are at rest then."""
         training = self._training
+        if training.on_first_inputs is not None and self._trains():
+            training.on_first_inputs(args, kwargs)
+            training.on_first_inputs = None
         self._frozen.put_back()
         if training.spmd_config.fp16.auto_cast:
             args, kwargs = map_tensors((args, kwargs), lambda _, tensor: to_half(tensor))
         return training.placer(args, kwargs, training=training.module.training)
+
+    def _trains(self) -> bool:
+        return torch.is_grad_enabled() and self._training.module.training
 
     def forward_placed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the module on inputs that are on the devices."""
