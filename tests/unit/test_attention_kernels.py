@@ -190,7 +190,7 @@ def test_keys_and_values_that_a_model_repeats_are_taken_as_they_were(
     with torch.no_grad():
         found = probe(*(probe.batch(tensor) for tensor in (q, k, v, grad, mask)))
         text = programs.optimized_hlo(found)
-        right = forward(*(tensor.double() for tensor in (q, k, v, grad)), mask)
+        right = forward(q.double(), k.double(), v.double(), grad.double(), mask)
     assert [call.plain_because for call in probe.region.attention] == [None]
     assert ("6,256,64]" not in text) == is_seen
     for ours, exact in zip(found, right, strict=True):

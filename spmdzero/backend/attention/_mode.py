@@ -79,12 +79,13 @@ class AttentionKernels(TorchFunctionMode):
         where = user_line(self._owner)
         try:
             self._require_a_way()
-            before = self._repeated.before(key, value)
-            own = (key, value) if before is None else before
-            grouped = {} if before is None else {"enable_gqa": True}
-            call = Call(
-                query=_cast(query), key=_cast(own[0]), value=_cast(own[1]), **given | grouped
-            )
+            if (before := self._repeated.before(key, value)) is not None:
+                grouped: dict[str, Any] = {**given, "enable_gqa": True}
+                call = Call(
+                    query=_cast(query), key=_cast(before[0]), value=_cast(before[1]), **grouped
+                )
+            else:
+                call = Call(query=_cast(query), key=_cast(key), value=_cast(value), **given)
             call.require_kernel(short=self._always)
         except PlainError as reason:
             self.calls.append(AttentionCall(where=where, plain_because=str(reason)))
