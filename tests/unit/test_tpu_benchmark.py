@@ -47,7 +47,7 @@ def test_the_models_have_the_size_of_their_names() -> None:
 def test_the_arithmetic_of_a_model_is_the_papers() -> None:
     # 6 operations for each weight of a product and token, and 6 x width for each pair of tokens
     # that attention sees, of each layer (arXiv 2204.02311, appendix B).
-    for name in ("gpt2", "llama-2k", "bert"):
+    for name in ("gpt2", "llama-2k", "llama-8b", "bert"):
         case = CASES[name]
         kv = case.width * case.kv_heads // case.heads
         if case.model == "llama":
