@@ -13,7 +13,10 @@ from torch import nn
 
 import spmdzero
 from spmdzero.backend import arrays
+from spmdzero.config import load_config
+from spmdzero.engine._tensor_axis import tensor_dims
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
+from spmdzero.plan import MeshSpec
 from tests.support.deepspeed import run_ranks
 
 ROOT = Path(__file__).parents[2]
@@ -160,6 +163,18 @@ def test_deepspeeds_section_asks_for_the_axis(
     assert engine.plan["lm_head.weight"].param.tensor_dim is None
     assert engine.plan["model.layers.1.mlp.down_proj.weight"].param.tensor_dim == 1
     assert_same(trained(engine), alone)
+
+
+def test_a_model_inside_of_a_users_module_is_split_by_its_own_plan() -> None:
+    inside = nn.Module()
+    inside.add_module("inner", llama())
+    config = load_config(config_of({"fsdp": 4, "tensor": 2}))
+    mesh = MeshSpec((("fsdp", 4), ("tensor", 2)))
+    dims = tensor_dims(config, inside, mesh=mesh)
+    assert dims["inner.model.layers.1.mlp.down_proj.weight"] == 1
+    assert {f"inner.{n}" for n in tensor_dims(config, llama(), mesh=mesh)} == dims.keys()
+    with pytest.raises(SpmdZeroConfigError, match="num_key_value_heads = 4"):
+        tensor_dims(config, inside, mesh=MeshSpec((("fsdp", 1), ("tensor", 8))))
 
 
 def test_tp_model_init_says_the_size() -> None:
