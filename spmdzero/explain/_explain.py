@@ -241,7 +241,7 @@ def _put_together(
     own = [target for target in compiled[plan.stage] if target.compiled]
     accumulation = engine.gradient_accumulation_steps()
     count, counted = _tokens(batch)
-    tokens = accumulation * count // plan.mesh.replicas
+    tokens = max(accumulation * count // plan.mesh.size, 1)
     memories = {stage: [t.memory for t in ts] for stage, ts in compiled.items()}
     rows = engine.train_micro_batch_size_per_gpu()
     return Explanation(

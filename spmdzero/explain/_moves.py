@@ -85,12 +85,17 @@ def measure_moves(
         programs=tuple(programs),
         wire_bytes=sum(runs * c.wire_bytes for c, runs in moved),
         wire_elements=sum(runs * _wire_elements(c) for c, runs in moved if c.role != "tensor"),
-        tensor_bytes=sum(runs * c.wire_bytes for c, runs in moved if c.role == "tensor"),
+        tensor_bytes=sum(p.runs * shared_bytes(p.ledger) for p in programs),
         floor_elements=floor_elements(plan),
         activations=tuple(c for c in stray if c not in unnamed),
         unnamed=unnamed,
         refused=refused_scatters(plan, [c for c, _ in moved], topology=topology),
     )
+
+
+def shared_bytes(ledger: CollectiveLedger) -> int:
+    """Bytes that a device sends in a run to devices that share its replica's work."""
+    return sum(c.turns * c.wire_bytes for c in ledger.collectives if c.role == "tensor")
 
 
 def floor_elements(plan: ShardingPlan) -> int:
