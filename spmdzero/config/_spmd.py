@@ -205,3 +205,20 @@ def backend_of(config: Mapping[str, Any]) -> BackendName:
     section = config.get("spmd")
     name = section.get("backend", "auto") if isinstance(section, Mapping) else "auto"
     return name if name in get_args(BackendName) else "auto"
+
+
+def mesh_axes_of(config: Mapping[str, Any]) -> dict[str, int]:
+    """`SpmdZeroConfig.mesh_axes` of an unchecked config; wrong types count as none until the check.
+
+    An axis that the config writes twice has the size of ``spmd.mesh``.
+    """
+    written, axes = _value(config, "spmd", "mesh"), {"fsdp": -1}
+    if isinstance(written, Mapping) and all(isinstance(size, int) for size in written.values()):
+        axes = dict(written)
+    size = _value(config, "tensor_parallel", "autotp_size")
+    return {"tensor": size} | axes if isinstance(size, int) and size > 1 else axes
+
+
+def _value(config: Mapping[str, Any], section: str, key: str) -> Any:
+    inner = config.get(section)
+    return inner.get(key) if isinstance(inner, Mapping) else None

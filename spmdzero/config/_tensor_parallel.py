@@ -1,7 +1,6 @@
 """The section ``tensor_parallel``, DeepSpeed's AutoTP."""
 
 import re
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
@@ -153,14 +152,3 @@ PRESETS: dict[str, tuple[LayerSpec, ...]] = {
     ),
 }
 """Name of DeepSpeed's preset -> its specs (module_inject/autotp_config.py, `AutoTPPresets`)."""
-
-
-def tensor_size_of(given: Mapping[str, Any]) -> int:
-    """Number of devices on the mesh axis ``tensor`` that an unchecked config asks for."""
-    for section, *path in (("tensor_parallel", "autotp_size"), ("spmd", "mesh", "tensor")):
-        value: Any = given.get(section)
-        for key in path:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if isinstance(value, int) and value > 1:
-            return value
-    return 1
