@@ -42,6 +42,7 @@ _ATTENTION = re.compile(r"q_proj|k_proj|v_proj|qkv|query|key|value|c_attn|\.[qkv
 
 Way = str | int
 # The attribute of a model with the size that `deepspeed.tp_model_init` was told.
+_ADAPTED = ".base_layer."
 _ASKED = "_spmdzero_autotp_size"
 _Rule = Callable[[str], Way | None]
 
@@ -109,6 +110,9 @@ def _with_owners(
 def _way(rules: Sequence[_Rule], name: str) -> Way | None:
     """How the first rule that names a parameter splits it; a bias goes with its columns."""
     way = next((way for rule in rules if (way := rule(name)) is not None), None)
+    if way is None and _ADAPTED in name:
+        # peft puts the layer that it adapts into one of its own.
+        return _way(rules, name.replace(_ADAPTED, "."))
     if way is None and name.endswith("bias"):
         weight = _way(rules, name.removesuffix("bias") + "weight")
         return "column" if weight == "column" else None

@@ -179,6 +179,29 @@ def test_a_model_inside_of_a_users_module_is_split_by_its_own_plan() -> None:
         tensor_dims(config, inside, mesh=MeshSpec((("fsdp", 1), ("tensor", 8))))
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_an_adapted_layer_is_split_as_the_layer_that_it_adapts() -> None:
+    peft = pytest.importorskip("peft")
+
+    def adapted() -> Any:
+        torch.manual_seed(1)
+        adapters = peft.LoraConfig(r=4, target_modules=["q_proj", "o_proj"], lora_dropout=0.0)
+        return peft.get_peft_model(llama(), adapters)
+
+    found = []
+    for mesh in ({"fsdp": 8}, {"fsdp": 4, "tensor": 2}):
+        engine = started(mesh, model=adapted())
+        found.append(trained(engine, 2))
+    assert_same(*found)
+    named = {name.rpartition("layers.1.")[2]: name for name in engine.plan.names}
+    for name, shard in (
+        ("self_attn.q_proj.base_layer.weight", (WIDTH // 2, WIDTH)),
+        ("self_attn.o_proj.base_layer.weight", (WIDTH, WIDTH // 2)),
+    ):
+        weight = engine.module.get_parameter(named[name])
+        assert set(arrays.local_shapes(weight)) == {shard}
+
+
 def test_tp_model_init_says_the_size() -> None:
     spmdzero.set_autotp_mode(training=True)
     config = config_of({"fsdp": 4})
