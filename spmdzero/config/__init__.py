@@ -21,7 +21,7 @@ from spmdzero.config._tensor_parallel import (
     PRESETS,
     LayerSpec,
     TensorParallelConfig,
-    tensor_size_of,
+    sharing_size_of,
 )
 from spmdzero.config._types import Section
 
@@ -54,6 +54,6 @@ __all__ = [
     "one_of",
     "read",
     "resolve_batch_sizes",
-    "tensor_size_of",
+    "sharing_size_of",
     "with_stand_ins",
 ]

@@ -1,5 +1,6 @@
 """The section ``tensor_parallel``, DeepSpeed's AutoTP."""
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -155,12 +156,17 @@ PRESETS: dict[str, tuple[LayerSpec, ...]] = {
 """Name of DeepSpeed's preset -> its specs (module_inject/autotp_config.py, `AutoTPPresets`)."""
 
 
-def tensor_size_of(given: Mapping[str, Any]) -> int:
-    """Number of devices on the mesh axis ``tensor`` that an unchecked config asks for."""
-    for section, *path in (("tensor_parallel", "autotp_size"), ("spmd", "mesh", "tensor")):
-        value: Any = given.get(section)
-        for key in path:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if isinstance(value, int) and value > 1:
-            return value
-    return 1
+def sharing_size_of(given: Mapping[str, Any]) -> int:
+    """Number of devices that share a replica's work under an unchecked config."""
+    ways = {
+        "tensor": (("tensor_parallel", "autotp_size"), ("spmd", "mesh", "tensor")),
+        "sequence": (("sequence_parallel_size",), ("spmd", "mesh", "sequence")),
+    }
+    asked = ([size for path in paths if (size := _size(given, *path))] for paths in ways.values())
+    return math.prod(sizes[0] for sizes in asked if sizes)
+
+
+def _size(given: Any, *path: str) -> int | None:
+    for key in path:
+        given = given.get(key) if isinstance(given, Mapping) else None
+    return given if isinstance(given, int) and given > 1 else None

@@ -35,7 +35,8 @@ class Moves:
         wire_bytes: bytes that one device sends in a step.
         wire_elements: elements that one device sends to other replicas in a step, so that two
             dtypes compare.
-        tensor_bytes: bytes of `wire_bytes` that it sends to devices that share its replica's work.
+        tensor_bytes, sequence_bytes: bytes of `wire_bytes` that it sends to devices that share its
+            replica's work, over the mesh axes of these names.
         floor_elements: the least number: one reduction of each gradient and one gather of each
             updated parameter, Ψ(N-1)/N elements each; at stage 2 with K micro-batches K reductions.
         activations: collectives that move an activation, as the audit finds them.
@@ -49,6 +50,7 @@ class Moves:
     wire_bytes: int
     wire_elements: int
     tensor_bytes: int
+    sequence_bytes: int
     floor_elements: int
     activations: tuple[Collective, ...]
     unnamed: tuple[Collective, ...]
@@ -84,8 +86,11 @@ def measure_moves(
         target=target,
         programs=tuple(programs),
         wire_bytes=sum(runs * c.wire_bytes for c, runs in moved),
-        wire_elements=sum(runs * _wire_elements(c) for c, runs in moved if c.role != "tensor"),
+        wire_elements=sum(
+            runs * _wire_elements(c) for c, runs in moved if c.role not in ("tensor", "sequence")
+        ),
         tensor_bytes=sum(runs * c.wire_bytes for c, runs in moved if c.role == "tensor"),
+        sequence_bytes=sum(runs * c.wire_bytes for c, runs in moved if c.role == "sequence"),
         floor_elements=floor_elements(plan),
         activations=tuple(c for c in stray if c not in unnamed),
         unnamed=unnamed,

@@ -12,7 +12,7 @@ from spmdzero.config import (
     backend_of,
     load_config,
     read,
-    tensor_size_of,
+    sharing_size_of,
     with_stand_ins,
 )
 from spmdzero.explain._trace import Batch
@@ -37,7 +37,7 @@ def settings_of(
     choose(backend_of(given))
     filled, read_as = with_stand_ins(given)
     if read_as.keys() & {_ROWS, _ALL_ROWS} and not filled.keys() & {_ROWS, _ALL_ROWS}:
-        filled[_ROWS] = _rows(batch) * tensor_size_of(given) // runtime.device_count()
+        filled[_ROWS] = _rows(batch) * sharing_size_of(given) // runtime.device_count()
         read_as.pop(_ALL_ROWS, None)
         read_as[_ROWS] = f"{filled[_ROWS]}, the rows of the batch on a device"
     numbers = [key for key in read_as if key.startswith(_NUMBERS)]

@@ -16,7 +16,7 @@ from spmdzero.config import (
     old_argument,
     one_of,
     read,
-    tensor_size_of,
+    sharing_size_of,
 )
 from spmdzero.errors import BatchSizesError, SpmdZeroConfigError
 from spmdzero.integrations import _trainer
@@ -67,7 +67,7 @@ def initialize_for_client(*args: Any, **kwargs: Any) -> Any:
 
 def replicas_under(config: Mapping[str, Any]) -> int:
     """Number of this process's replicas under a config: its devices, unless some share rows."""
-    return max(1, runtime.local_device_count() // tensor_size_of(config))
+    return max(1, runtime.local_device_count() // sharing_size_of(config))
 
 
 def config_of_devices(config: Any) -> dict[str, Any]:
