@@ -5,6 +5,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from spmdzero import _torch_tpu
 from spmdzero._logging import show_log_lines
 from spmdzero.compat._old_paths import FIRST_LEVEL, attribute, keep_old_paths
 from spmdzero.compat._versions import VERSION_NAMES, version_named
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 show_log_lines()
 keep_old_paths()
+_torch_tpu.keep_out()
 
 
 class _Package(ModuleType):

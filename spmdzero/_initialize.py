@@ -6,7 +6,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from spmdzero import engine, profiling
 from spmdzero.audit import audit, doctor
-from spmdzero.explain import explain_engine
+from spmdzero.explain import explain_engine, fit_recompute
 
 _Arguments = ParamSpec("_Arguments")
 _Made = TypeVar("_Made", bound=tuple[engine.Engine, Any, Any, Any])
@@ -22,6 +22,7 @@ def _profiled(make: Callable[_Arguments, _Made]) -> Callable[_Arguments, _Made]:
     def initialize(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Made:
         made = make(*args, **kwargs)
         profiling.attach(made[0])
+        fit_recompute(made[0])
         return made
 
     return initialize

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from importlib import metadata
 
+from spmdzero import _torch_tpu
 from spmdzero.audit._report import Check
 from spmdzero.backend import choice_in_words, current, flags, runtime
 from spmdzero.config import SpmdZeroConfig
@@ -19,6 +20,8 @@ def machine_checks(settings: SpmdZeroConfig | None) -> Iterator[Check]:
     """Yields the checks that need no engine; `settings` is an engine's config, or None."""
     yield Check(name="backend", status="ok", said=choice_in_words())
     yield from _versions()
+    if _torch_tpu.is_installed():
+        yield _beside_torch_tpu()
     yield _devices()
     yield from _flags(settings)
     yield _host_memory()
@@ -57,6 +60,20 @@ def _versions() -> Iterator[Check]:
             if stands_on_pins
             else "pip install 'jax[tpu]'",
         )
+
+
+def _beside_torch_tpu() -> Check:
+    name = f"torch_tpu {_version('torch_tpu') or ''}".rstrip()
+    switch = _torch_tpu.SWITCH
+    if _torch_tpu.is_loaded():
+        return Check(
+            name="TorchTPU",
+            status="warning",
+            said=f"{name} is loaded, which wants the TPU for itself",
+            fix=f"set {switch}=0 before Python starts, or import spmdzero before torch",
+        )
+    said = f"{name} is installed and kept out of this process ({switch}={os.environ.get(switch)})"
+    return Check(name="TorchTPU", status="ok", said=said)
 
 
 def _version(package: str) -> str | None:

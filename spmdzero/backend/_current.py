@@ -8,7 +8,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any, cast
 
+from spmdzero import _torch_tpu
 from spmdzero._names import did_you_mean
+from spmdzero.backend.chips._chips import has_tpu_chips
 from spmdzero.backend.protocols._arrays import Arrays
 from spmdzero.backend.protocols._backend import Backend
 from spmdzero.backend.protocols._compiler import Compiler
@@ -39,10 +41,12 @@ def choose(name: str = _AUTO) -> Backend:
 
     Raises:
         SpmdZeroConfigError: the package is not installed, or this process uses another backend.
-        SpmdZeroRuntimeError: no backend is installed, or the variable names none that is.
+        SpmdZeroRuntimeError: no backend is installed, or the variable names none that is; or
+            torch_tpu is loaded, and has the TPU.
     """
     global _in_use, _reason
     if _in_use is None:
+        _refuse_torch_tpu()
         name, reason = _chosen(name)
         # Set the name only now: a backend that can't be imported is not in use.
         _in_use, _reason = _imported(name), reason
@@ -139,6 +143,13 @@ def _chosen(name: str) -> tuple[str, str]:
             + ", or: ".join(map(_install, ("jax", "torch_xla")))
         )
     return found[0], "installed" if len(found) > 1 else "the only one installed"
+
+
+def _refuse_torch_tpu() -> None:
+    asked = os.environ.get("PJRT_DEVICE") or os.environ.get("JAX_PLATFORMS")
+    takes_tpu = "TPU" in asked.upper() if asked else has_tpu_chips()
+    if takes_tpu and _torch_tpu.is_loaded():
+        raise SpmdZeroRuntimeError(_torch_tpu.in_the_way())
 
 
 def _install(name: str) -> str:

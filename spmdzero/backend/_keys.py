@@ -12,4 +12,6 @@ def draw_key() -> int:
 
 def draw_keys(count: int) -> list[torch.Tensor]:
     """The keys of `count` draws, 0-dim int32, the same as `count` calls of `draw_key` make."""
+    if not count:
+        return []
     return list(torch.randint(_LOW, _HIGH, (count,), dtype=torch.int64).to(torch.int32).unbind())

@@ -16,12 +16,11 @@ from spmdzero.config._params import check_params
 from spmdzero.config._precision import Fp16Config, TorchAutocastConfig
 from spmdzero.config._read import named_by, old_argument, one_of, read
 from spmdzero.config._schedules import SCHEDULES
-from spmdzero.config._spmd import backend_of
+from spmdzero.config._spmd import backend_of, mesh_axes_of
 from spmdzero.config._tensor_parallel import (
     PRESETS,
     LayerSpec,
     TensorParallelConfig,
-    sharing_size_of,
 )
 from spmdzero.config._types import Section
 
@@ -49,11 +48,11 @@ __all__ = [
     "check_config",
     "check_params",
     "load_config",
+    "mesh_axes_of",
     "named_by",
     "old_argument",
     "one_of",
     "read",
     "resolve_batch_sizes",
-    "sharing_size_of",
     "with_stand_ins",
 ]

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
+from spmdzero.config._bytes import bytes_of
 from spmdzero.config._errors import RefusedValueError
 from spmdzero.config._tensor_parallel import PartitionType
 from spmdzero.config._types import Natural, Section
@@ -51,7 +52,9 @@ class SpmdConfig(Section):
             backward computes again instead of keeping them: "nothing"; "everything", which keeps a
             block's inputs; "offload", which keeps them in the host's memory, on the JAX backend;
             "dots", which keeps also the results of matrix products, convolutions and attention
-            kernels. Or an object of these by module name, in which * is anything but a dot.
+            kernels. Or an object of these by module name, in which * is anything but a dot. "fit"
+            takes the cheapest of them with which the compiled step fits the device's memory,
+            {"fit": "12GB"} this budget of bytes of a device; on the JAX backend.
         min_shard_elements: tensors with fewer elements are replicated.
         xla_flags: the TPU compiler flags with a measured effect on a generation's collectives:
             those of the present or explained chip ("auto"), of a named generation, or none.
@@ -78,7 +81,7 @@ class SpmdConfig(Section):
     outputs: dict[str, OutputRule] = Field(default_factory=dict)
     attention: Literal["auto", "kernel", "plain"] = "auto"
     fused_loss: bool = False
-    recompute: RecomputePolicy | dict[str, RecomputePolicy] = "nothing"
+    recompute: RecomputePolicy | Literal["fit"] | dict[str, RecomputePolicy | str | int] = "nothing"
     min_shard_elements: Natural = 2048
     xla_flags: Literal["auto", "none", "v5e", "v5p", "v6e"] = "none"
     compile_cache: str = ""
@@ -125,13 +128,30 @@ class SpmdConfig(Section):
     @field_validator("recompute", mode="plain")
     @classmethod
     def _policies(cls, recompute: object) -> object:
+        if recompute == "fit":
+            return recompute
+        if isinstance(recompute, dict) and _names_a_budget(recompute):
+            return _checked_budget(recompute)
         policies = list(recompute.values()) if isinstance(recompute, dict) else [recompute]
         if not all(policy in get_args(RecomputePolicy) for policy in policies):
             raise RefusedValueError(
                 "what is computed again is one of " + ", ".join(get_args(RecomputePolicy)),
-                fix='Write "dots", or for example {"transformer.h.*": "everything"}.',
+                fix='Write "dots", for example {"transformer.h.*": "everything"}, or "fit".',
             )
         return recompute
+
+    @property
+    def fits_recompute(self) -> bool:
+        """Whether the policy of `recompute` is to be found by the compiled step's memory."""
+        return self.recompute == "fit" or _names_a_budget(self.recompute)
+
+    @property
+    def recompute_budget(self) -> int | None:
+        """Bytes of a device that the step may take; None for the device's memory."""
+        given = self.recompute
+        return (
+            bytes_of(given["fit"]) if isinstance(given, dict) and _names_a_budget(given) else None
+        )
 
     @model_validator(mode="after")
     def _a_loop_keeps_on_the_devices(self) -> "SpmdConfig":
@@ -164,8 +184,46 @@ class SpmdConfig(Section):
         return self
 
 
+def _names_a_budget(recompute: object) -> bool:
+    # A policy under this name is that of a module called "fit".
+    return (
+        isinstance(recompute, dict)
+        and "fit" in recompute
+        and recompute["fit"] not in get_args(RecomputePolicy)
+    )
+
+
+def _checked_budget(recompute: dict[str, Any]) -> dict[str, Any]:
+    example = 'Write {"fit": "12GB"}, {"fit": "11.5GiB"} or "fit", the device\'s memory.'
+    if len(recompute) > 1:
+        raise RefusedValueError("a budget of bytes stands alone", fix=example)
+    if bytes_of(recompute["fit"]) is None:
+        raise RefusedValueError("the budget is no number of bytes", fix=example)
+    return recompute
+
+
 def backend_of(config: Mapping[str, Any]) -> BackendName:
     """The backend in an unchecked config; a wrong name counts as "auto" until the check."""
     section = config.get("spmd")
     name = section.get("backend", "auto") if isinstance(section, Mapping) else "auto"
     return name if name in get_args(BackendName) else "auto"
+
+
+def mesh_axes_of(config: Mapping[str, Any]) -> dict[str, int]:
+    """`SpmdZeroConfig.mesh_axes` of an unchecked config; wrong types count as none until the check.
+
+    An axis that the config writes twice has the size of ``spmd.mesh``.
+    """
+    written, axes = _value(config, "spmd", "mesh"), {"fsdp": -1}
+    if isinstance(written, Mapping) and all(isinstance(size, int) for size in written.values()):
+        axes = dict(written)
+    named = {
+        "sequence": config.get("sequence_parallel_size"),
+        "tensor": _value(config, "tensor_parallel", "autotp_size"),
+    }
+    return {axis: n for axis, n in named.items() if isinstance(n, int) and n > 1} | axes
+
+
+def _value(config: Mapping[str, Any], section: str, key: str) -> Any:
+    inner = config.get(section)
+    return inner.get(key) if isinstance(inner, Mapping) else None

@@ -1,8 +1,6 @@
 """The section ``tensor_parallel``, DeepSpeed's AutoTP."""
 
-import math
 import re
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
@@ -154,19 +152,3 @@ PRESETS: dict[str, tuple[LayerSpec, ...]] = {
     ),
 }
 """Name of DeepSpeed's preset -> its specs (module_inject/autotp_config.py, `AutoTPPresets`)."""
-
-
-def sharing_size_of(given: Mapping[str, Any]) -> int:
-    """Number of devices that share a replica's work under an unchecked config."""
-    ways = {
-        "tensor": (("tensor_parallel", "autotp_size"), ("spmd", "mesh", "tensor")),
-        "sequence": (("sequence_parallel_size",), ("spmd", "mesh", "sequence")),
-    }
-    asked = ([size for path in paths if (size := _size(given, *path))] for paths in ways.values())
-    return math.prod(sizes[0] for sizes in asked if sizes)
-
-
-def _size(given: Any, *path: str) -> int | None:
-    for key in path:
-        given = given.get(key) if isinstance(given, Mapping) else None
-    return given if isinstance(given, int) and given > 1 else None

@@ -9,7 +9,7 @@ import torch
 
 from spmdzero.backend import ProgramLostError, compiler, current
 from spmdzero.backend.pure import ModuleWatch, attempt
-from spmdzero.engine._folded_forward import keep_waiting
+from spmdzero.engine._folded_call import keep_waiting
 from spmdzero.engine._input_form import InputForm, UnknownInputError
 from spmdzero.engine._kinds import (
     TRACES,

@@ -10,7 +10,8 @@ import torch
 
 from spmdzero.backend import Passage, current, draw_keys
 from spmdzero.backend.pure import ModuleWatch, attempt
-from spmdzero.engine._folded_forward import FoldedCall, FoldedPass, ForwardContext, PassTracer
+from spmdzero.engine._folded_call import FoldedCall
+from spmdzero.engine._folded_forward import FoldedPass, ForwardContext, PassTracer
 from spmdzero.engine._input_form import UnknownInputError, freeze
 from spmdzero.engine._kinds import (
     Kind,

@@ -2,8 +2,8 @@
 
 import contextlib
 import dataclasses
-import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -18,7 +18,6 @@ from spmdzero.backend import (
     compiler,
     current,
     found,
-    hands_over,
 )
 from spmdzero.backend.pure import GeneratorWatch, ImpureError, ModuleWatch, attempt
 from spmdzero.engine._kinds import NotCapturableError, autocast_dtype
@@ -29,20 +28,7 @@ from spmdzero.engine._module_tracer import (
     fold_forward,
     refuse_read,
 )
-from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.state._training import Training
 from spmdzero.step._gradient_path import GradientPath
-
-_WRITTEN = (
-    "a parameter or input was written between engine(...) and the backward of its loss. Call "
-    'backward before step, or set "spmd": {"capture": false}, which keeps the values that the '
-    "forward saw"
-)
-_ASKED = (
-    "torch.autograd.grad, or backward(inputs=...), is asked for gradients of parameters, which a "
-    'captured forward hands to its engine only. Set "spmd": {"capture": false}, or, if they are '
-    "not to be differentiated, call engine.backward(loss) and read parameter.grad"
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,6 +91,11 @@ class FoldedPass:
     differentiable: tuple[bool, ...]
     written: tuple[str, ...]
     flags: tuple[str, ...]
+
+    @functools.cached_property
+    def flowing(self) -> frozenset[int]:
+        """The indices of the outputs that carry a gradient."""
+        return frozenset(i for i, flows in enumerate(self.differentiable) if flows)
 
     def difference(self, other: "FoldedPass") -> str | None:
         """How `other` differs from this forward, or None if they are the same."""
@@ -271,179 +262,3 @@ def _ignore(name: str, grad: torch.Tensor, *, waits: bool = False) -> None:
 
 def _refuse_draw(_: int) -> NoReturn:
     raise NotCapturableError("what runs in backward draws random numbers")
-
-
-@dataclasses.dataclass(kw_only=True, eq=False)
-class FoldedCall:
-    """One call of a folded forward, kept until its backward.
-
-    A folded backward computes the forward's values that it needs once more, which is free in the
-    program that also holds the forward. If a different program comes in between, such as another
-    engine's step, `keep` makes that program compute them.
-
-    Attributes:
-        training: the training of the engine.
-        record: the folded forward.
-        step: the engine's `global_steps` at the call.
-        context: everything that the forward depends on beside its inputs.
-        again: takes this call and the forward's arguments (tensors, then keys); traces the forward
-            for `backward`.
-        backward: takes this call, the forward's arguments, and the gradient of each output that has
-            one, by its index; adds the parameters' gradients to the engine's.
-        passage: the passage that `again` returned, None unless it was kept.
-    """
-
-    training: Training
-    record: FoldedPass
-    step: int
-    context: ForwardContext
-    again: Callable[["FoldedCall", Sequence[torch.Tensor]], Passage]
-    backward: Callable[["FoldedCall", Sequence[torch.Tensor], dict[int, torch.Tensor]], None]
-    passage: Passage | None = None
-    _node: Callable[[], Any] = lambda: None
-    _spent: set[int] = dataclasses.field(default_factory=set)
-    _left: tuple[Sequence[torch.Tensor], list[int]] | None = None
-
-    def leave(self, saved: Sequence[torch.Tensor], given: Collection[int]) -> None:
-        """Notes the outputs that have had their gradient, and keeps `saved` for the others.
-
-        autograd frees what a node has saved with its first backward. In torch, outputs that share
-        no operation have a node each, and a backward each without `retain_graph`.
-        """
-        self._spent.update(given)
-        flowing = {index for index, flows in enumerate(self.record.differentiable) if flows}
-        self._left = None
-        if flowing - self._spent:
-            self._left = saved, [tensor._version for tensor in saved]
-            _leaving.add(self)
-
-    def left(self, given: Collection[int]) -> Sequence[torch.Tensor] | None:
-        """The tensors that `leave` kept, or None if it kept none or an output had its gradient.
-
-        Raises:
-            SpmdZeroUsageError: a kept tensor was written since.
-        """
-        if self._left is None or not self._spent.isdisjoint(given):
-            return None
-        saved, versions = self._left
-        if versions != [tensor._version for tensor in saved]:
-            raise SpmdZeroUsageError(_WRITTEN)
-        return saved
-
-    def forget(self) -> None:
-        """Frees the tensors that `leave` kept, which would be outputs of the next program."""
-        self._left = None
-
-    def keep(self) -> None:
-        """Makes the pending program compute and keep the values that the backward needs.
-
-        It does nothing if the engine's step has ended or the forward's tensors were written
-        meanwhile; the backward refuses both.
-
-        Raises what the module's forward raises.
-        """
-        node = self._node()
-        spent = self.step != self.training.counters.global_steps
-        if node is None or spent or self.passage is not None:
-            return
-        try:
-            saved = node.saved_tensors
-        except RuntimeError:
-            return
-        self.passage = self.again(self, saved)
-
-    def __call__(
-        self, tensors: list[torch.Tensor], keys: list[torch.Tensor]
-    ) -> tuple[torch.Tensor, ...]:
-        """Returns the outputs, and writes the parameters and buffers that the forward writes.
-
-        Args:
-            tensors: parameters, buffers and inputs.
-            keys: keys of the random draws.
-        """
-        # A subclass of torch's tensors would run Python for each of them, at each step.
-        with torch._C.DisableTorchFunctionSubclass():
-            trained = [tensor for tensor in tensors if tensor.requires_grad]
-        outputs: Any = _Folded.apply(self, tensors, keys, *trained)
-        _waiting.add(self)
-        return outputs
-
-
-# Forwards of all engines: those whose backward is still to come, and those with some outputs that
-# have had their gradient and some that haven't.
-_waiting: "weakref.WeakSet[FoldedCall]" = weakref.WeakSet()
-_leaving: "weakref.WeakSet[FoldedCall]" = weakref.WeakSet()
-
-
-def keep_waiting(*, ending: Training | None) -> None:
-    """Makes the program that is about to start compute the values that later backwards need.
-
-    Args:
-        ending: the training whose step ends with this program; its forwards are spent.
-    """
-    for call in [*_waiting]:
-        if call.training is not ending:
-            call.keep()
-    while _leaving:
-        _leaving.pop().forget()
-
-
-class _Folded(torch.autograd.Function):
-    # Autograd sees the trained tensors, so that a request for any of their gradients leads here.
-    # The others are in a list, which autograd doesn't see.
-    leaves_region = True
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        call: FoldedCall,
-        tensors: list[torch.Tensor],
-        keys: list[torch.Tensor],
-        *trained: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
-        record, training = call.record, call.training
-        values = record.traced.function([*tensors, *keys])
-        count, written = len(record.differentiable), len(record.written)
-        outputs, rest = values[:count], values[count:]
-        if record.written:
-            # The backward pass takes the written tensors as the forward found them.
-            places = {id(tensor): place for place, tensor in enumerate(tensors)}
-            module = training.module
-            own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-            tensors = list(tensors)
-            for name in record.written:
-                tensors[places[id(own[name])]] = arrays.fresh(own[name])
-        assert training.region is not None
-        training.region.settle(
-            written=dict(zip(record.written, rest[:written], strict=True)),
-            flags=dict(zip(record.flags, rest[written:], strict=True)),
-        )
-        training.region.note_folded()
-        ctx.save_for_backward(*tensors, *keys)
-        ctx.call = call
-        call._node = weakref.ref(ctx)
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(
-            *(out for out, flows in zip(outputs, record.differentiable, strict=True) if not flows)
-        )
-        return tuple(outputs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[None, ...]:
-        call: FoldedCall = ctx.call
-        if hands_over(some=True):
-            raise SpmdZeroUsageError(_ASKED)
-        given = {index: grad for index, grad in enumerate(grads) if grad is not None}
-        try:
-            saved = ctx.saved_tensors
-        except RuntimeError as error:
-            if "inplace" in str(error):
-                raise SpmdZeroUsageError(_WRITTEN) from error
-            if (saved := call.left(given)) is None:
-                raise
-        if call.step != call.training.counters.global_steps:
-            raise SpmdZeroUsageError(_WRITTEN)
-        _waiting.discard(call)
-        call.backward(call, saved, given)
-        call.leave(saved, given)
-        return (None,) * len(ctx.needs_input_grad)

@@ -13,7 +13,7 @@ from spmdzero.config import old_argument
 from spmdzero.data._loader import ZeroDataLoader
 from spmdzero.engine._engine import Engine
 from spmdzero.engine._groups import ParameterGroups
-from spmdzero.engine._plan_of import planned
+from spmdzero.engine._plan_of import planned, resting_shards
 from spmdzero.engine._setup import (
     make_training,
     place_module,
@@ -23,7 +23,7 @@ from spmdzero.engine._setup import (
     start_backend,
 )
 from spmdzero.engine._start_line import say_start
-from spmdzero.engine._tensor_axis import with_asked_size
+from spmdzero.engine._tensor_axis import tensor_dims, with_asked_size
 from spmdzero.state._weights import Weights
 from spmdzero.step._optimizer import ZeroOptimizer
 
@@ -86,10 +86,14 @@ def initialize(
     settings = read_settings(given, args)
     mesh, batch = start_backend(settings, dist_init_required=dist_init_required)
     say_start(settings, batch, mesh.spec, of_process=engine_class._rows_of_process)
-    groups = place_module(settings, module, mesh, weights, (optimizer, model_parameters))
-    plan = planned(
-        settings, module, groups, batch=batch, mesh=mesh.spec, on_host=rest_on_host(settings)
-    )
+    where: Any = {
+        "mesh": mesh.spec,
+        "shared": tensor_dims(settings, module, mesh=mesh.spec),
+        "on_host": rest_on_host(settings),
+    }
+    shards = resting_shards(settings, module, **where)
+    groups = place_module(settings, module, mesh, shards, weights, (optimizer, model_parameters))
+    plan = planned(settings, module, groups, batch=batch, **where)
     training = make_training(
         settings, module, groups, lr_scheduler, batch=batch, plan=plan, mesh=mesh
     )

@@ -1,6 +1,6 @@
 """Makes the sharding plan of a config and a model, without devices."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -37,7 +37,10 @@ def plan_of(config: SpmdZeroConfig, model: nn.Module, *, devices: int) -> Shardi
     groups = find_groups(config.optimizer, None, None, members, device=torch.device("cpu"))
     mesh = mesh_of(config, devices)
     batch = resolve_batch_sizes(config, dp_world_size=mesh.replicas)
-    return planned(config, model, groups, batch=batch, mesh=mesh, on_host=offloaded(config))
+    shared = tensor_dims(config, model, mesh=mesh)
+    return planned(
+        config, model, groups, batch=batch, mesh=mesh, shared=shared, on_host=offloaded(config)
+    )
 
 
 def mesh_of(config: SpmdZeroConfig, devices: int) -> MeshSpec:
@@ -54,6 +57,7 @@ def planned(
     *,
     batch: BatchSizes,
     mesh: MeshSpec,
+    shared: Mapping[str, int],
     on_host: Sequence[Role],
 ) -> ShardingPlan:
     """The plan of where every tensor of the training state lives.
@@ -64,11 +68,12 @@ def planned(
         groups: the trained parameters; None without an optimizer.
         batch: tells whether gradients have to wait for other micro-batches.
         mesh: the devices.
+        shared: as of `tensor_dims`.
         on_host: the roles that rest in the memory of the hosts.
     """
     precision = PrecisionPolicy.from_config(config)
     return ShardingPlan.build(
-        _parameters(config, model, groups, precision.parameter, mesh),
+        _parameters(config, model, groups, precision.parameter, shared),
         stage=config.zero_optimization.stage,
         mesh=mesh,
         min_shard_elements=config.spmd.min_shard_elements,
@@ -99,18 +104,22 @@ def planned_micro_batches(config: SpmdZeroConfig, batch: BatchSizes) -> int:
 
 
 def resting_shards(
-    config: SpmdZeroConfig, model: nn.Module, *, mesh: MeshSpec, on_host: Sequence[Role]
+    config: SpmdZeroConfig,
+    model: nn.Module,
+    *,
+    mesh: MeshSpec,
+    shared: Mapping[str, int],
+    on_host: Sequence[Role],
 ) -> dict[str, Layout]:
     """Name -> layout of the parameters of which a device holds only its part, trained or not.
 
     Args:
-        config, model, mesh, on_host: as of `planned`.
+        config, model, mesh, shared, on_host: as of `planned`.
     """
     stage, least = config.zero_optimization.stage, config.spmd.min_shard_elements
     if stage < 3 and mesh.tensor == 1:
         return {}
     kept_whole, found = _persistent(config, model), dict[str, Layout]()
-    shared = tensor_dims(config, model, mesh=mesh)
     for name, parameter in model.named_parameters():
         shape = tuple(parameter.shape)
         shard = choose_placement(
@@ -145,10 +154,9 @@ def _parameters(
     model: nn.Module,
     groups: Groups | None,
     dtype: torch.dtype,
-    mesh: MeshSpec,
+    shared: Mapping[str, int],
 ) -> Iterable[ParamSpec]:
     slots, kept_whole = groups.slots_by_parameter() if groups else {}, _persistent(config, model)
-    shared = tensor_dims(config, model, mesh=mesh)
     for name, parameter in model.named_parameters():
         yield ParamSpec(
             name=name,

@@ -31,12 +31,12 @@ from spmdzero.data._inputs import InputPlacer
 from spmdzero.engine._clients_optimizer import take_over
 from spmdzero.engine._elastic import tell_sizes
 from spmdzero.engine._groups import Groups, Members, find_groups
-from spmdzero.engine._plan_of import mesh_of, offloaded, resting_shards
+from spmdzero.engine._plan_of import mesh_of, offloaded
 from spmdzero.engine._schedule import make_schedule
 from spmdzero.engine._start_line import say_offload
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError, UsageAssertionError
 from spmdzero.nn._causal_lm import fuse_causal_lm_losses
-from spmdzero.plan import MeshSpec, Role, ShardingPlan
+from spmdzero.plan import Layout, MeshSpec, Role, ShardingPlan
 from spmdzero.precision import GradientScaling, LossScaler, PrecisionPolicy
 from spmdzero.state._placed_module import move_module
 from spmdzero.state._same_on_hosts import (
@@ -164,6 +164,13 @@ def start_devices(settings: SpmdZeroConfig, *, dist_init_required: bool | None) 
 
 
 def _refuse_on_torch_xla(settings: SpmdZeroConfig) -> None:
+    if settings.spmd.fits_recompute:
+        raise SpmdZeroConfigError(
+            key="spmd.recompute",
+            value=settings.spmd.recompute,
+            reason=f"the backend {current().name} doesn't say what a program takes before it runs",
+            fix='Write "everything", which keeps the least, or "spmd": {"backend": "jax"}.',
+        )
     for axis, key, named, instead in (
         (
             "sequence",
@@ -208,12 +215,14 @@ def place_module(
     settings: SpmdZeroConfig,
     model: nn.Module,
     mesh: Mesh,
+    shards: dict[str, Layout],
     weights: Weights | None,
     optimizer: tuple[Any, Any],
 ) -> Groups | None:
     """Moves the module to the devices; returns its trained groups, None without an optimizer.
 
     Args:
+        shards: as of `resting_shards`.
         optimizer: the arguments `optimizer` and `model_parameters` of `initialize`.
 
     Raises:
@@ -231,7 +240,6 @@ def place_module(
         take_first_hosts_values(model, known)
     require_same_values(model, known)
     with open_weights(weights, model) as source:
-        shards = resting_shards(settings, model, mesh=mesh.spec, on_host=rest_on_host(settings))
         renewed = move_module(model, mesh=mesh, dtype=dtype, source=source, layouts=shards)
     require_same_values(model, {name for name, _ in model.named_parameters()} - known)
     names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
@@ -346,7 +354,8 @@ def _forward(
     if settings.spmd.forward == "global":
         return current().global_forward(**where)
     seed = GradientScaling.from_config(settings, replicas=where["mesh"].replicas).seed
-    where |= {"scan": settings.spmd.scan, "recompute": settings.spmd.recompute}
+    recompute = "nothing" if settings.spmd.fits_recompute else settings.spmd.recompute
+    where |= {"scan": settings.spmd.scan, "recompute": recompute}
     resting = {name: plan.at_rest(f"parameter/{name}") for name in plan.names}
     if shards := {name: layout for name, layout in resting.items() if layout.is_sharded}:
         where |= {"layouts": shards, "parts": lambda: gradients.path}

@@ -171,10 +171,20 @@ def _rules(config: SpmdZeroConfig, model: nn.Module) -> Iterator[_Rule]:
                 "tensor_parallel.partition_config: shape has no effect: a weight that is several "
                 "in one is split in slices, and the compiler moves what a slice lacks"
             )
-        kind = getattr(getattr(model, "config", None), "model_type", None)
+        kind = getattr(_config_of(model), "model_type", None)
         yield lambda name: next((s.way for s in specs if s.matches(name, kind)), None)
-    elif plan := _transformers_plan(model):
+        return
+    # A module of Lightning's has the model of transformers inside.
+    plans = (_transformers_plan(part) for part in model.modules())
+    plan = next((plan for plan in plans if plan), None)
+    if plan is not None:
         yield lambda name: _planned(plan, name)
+
+
+def _config_of(model: nn.Module) -> Any:
+    """The config of the outermost module that has one of transformers, else the model's own."""
+    configs = [getattr(part, "config", None) for part in model.modules()]
+    return next((config for config in configs if hasattr(config, "model_type")), configs[0])
 
 
 def _specs(asked: TensorParallelConfig) -> Iterator[LayerSpec]:
@@ -221,7 +231,7 @@ def _planned(plan: Mapping[str, str], name: str) -> Way | None:
 
 
 def _require_heads(model: nn.Module, parts: int, mesh: MeshSpec, *, keys: Sequence[str]) -> None:
-    config: Any = getattr(model, "config", None)
+    config = _config_of(model)
     for key in keys:
         count = getattr(config, key, None)
         if isinstance(count, int) and count % parts:

@@ -2,17 +2,17 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from spmdzero.backend import REPLICATED, arrays, held, is_transforming, map_tensors
+from spmdzero.backend import arrays, held, is_transforming, map_tensors
 from spmdzero.data._inputs import to_half
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._backward import BackwardWatch
 from spmdzero.engine._folded import FoldedCalls
-from spmdzero.engine._folded_forward import keep_waiting
+from spmdzero.engine._folded_call import DirectPass, keep_waiting
 from spmdzero.engine._host_outputs import HostOutputs
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._loss import check_loss
@@ -22,6 +22,7 @@ from spmdzero.engine._step_end import StepEnd
 from spmdzero.errors import SpmdZeroUsageError, UsageAssertionError
 from spmdzero.state._still_placed import FrozenShards, naming_what_left
 from spmdzero.state._training import Training
+from spmdzero.step._folds import Folds
 from spmdzero.step._numbers import loss_scale_number
 from spmdzero.step._optimizer import ZeroOptimizer
 
@@ -50,6 +51,7 @@ class ThreeCalls:
         self._training, self._accumulation, self._launching = training, accumulation, launching
         self._folding, self._step_end, self._wall_clock = folding, step_end, wall_clock
         self._frozen = FrozenShards(training)
+        self._folds = Folds.of_few()
         self._needs_scale = training.spmd_config.fp16.enabled and training.optimizer is not None
         self._watch = BackwardWatch(
             region=training.region,
@@ -101,10 +103,16 @@ class ThreeCalls:
     def place_inputs(self, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Places the inputs of a forward on the devices; frozen parameters are at rest then."""
         training = self._training
+        if training.on_first_inputs is not None and self._trains():
+            training.on_first_inputs(args, kwargs)
+            training.on_first_inputs = None
         self._frozen.put_back()
         if training.spmd_config.fp16.auto_cast:
             args, kwargs = map_tensors((args, kwargs), lambda _, tensor: to_half(tensor))
         return training.placer(args, kwargs, training=training.module.training)
+
+    def _trains(self) -> bool:
+        return torch.is_grad_enabled() and self._training.module.training
 
     def forward_placed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the module on inputs that are on the devices."""
@@ -144,26 +152,43 @@ class ThreeCalls:
                 # Otherwise gradients that were not scaled would join scaled ones.
                 self._accumulation.collect_gradients()
             parts = training.batch.accumulation if scale_wrt_gas else 1
-            averaged = loss if parts == 1 else loss / parts
             if self._launching.observers:
                 self._launching.summed = self._watch.sum_of_rows(loss)
             with self._watch.by_engine(loss):
-                arrays.backward(self._times_loss_scale(averaged), retain_graph=retain_graph)
+                direct = DirectPass.of(loss, training)
+                if direct is None:
+                    averaged = loss if parts == 1 else loss / parts
+                    arrays.backward(self._times_loss_scale(averaged), retain_graph=retain_graph)
+                else:
+                    direct.run(self._gradient(loss, parts), retain_graph=retain_graph)
             self._accumulation.collect_gradients()
             self._accumulation.scaled = False
-            # The returned tensor is the caller's, who may write into it.
-            returned = arrays.apart(averaged)
-            scalar = loss.detach().reshape(()) if loss.dim() else loss
-            detached = training.mesh.mark(arrays.apart(self._of_all(scalar)), REPLICATED)
-            training.health.watch(detached, step=training.counters.global_steps)
+            step = training.counters.global_steps
+            detached, returned = training.health.watch(
+                loss, self._of_all(loss), parts=parts, step=step
+            )
             training.current.pass_backward(detached, pending=True)
             training.counters.pass_backward()
             return returned
 
+    def _gradient(self, loss: torch.Tensor, parts: int) -> torch.Tensor:
+        """The gradient of `loss` that autograd would compute from its scaled share of a step."""
+        scale = self._loss_scale()
+
+        def gradient(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            first = torch.ones_like(inputs[0])
+            for number in inputs[1:]:
+                first = first * number
+            return [first if parts == 1 else first / parts]
+
+        with torch.no_grad():
+            inputs = [loss] if scale is None else [loss, scale]
+            return self._folds(("gradient", parts), gradient, inputs)[0]
+
     def _of_all(self, loss: torch.Tensor) -> torch.Tensor:
         """The mean of the hosts' losses, which the hosts report."""
         across = self._training.mesh.across
-        return loss if across is None else across.mean(loss)
+        return loss if across is None else across.mean(loss.detach())
 
     def _backward_epilogue(self) -> None:
         """Does nothing: no work is left after a backward pass.
@@ -187,12 +212,16 @@ class ThreeCalls:
         return self._times_loss_scale(loss)
 
     def _times_loss_scale(self, loss: torch.Tensor) -> torch.Tensor:
+        scale = self._loss_scale()
+        return loss if scale is None else loss * scale
+
+    def _loss_scale(self) -> torch.Tensor | None:
+        """fp16's loss scale, 0-dim; None without one."""
         optimizer = self._training.optimizer
         if optimizer is None or optimizer.scaler is None:
-            return loss
+            return None
         # The scale is data: a Python number would need a new program after each change.
-        number = loss_scale_number(optimizer.scaler)
-        return loss * self._training.mesh.place(number, waits=True)
+        return self._training.mesh.place(loss_scale_number(optimizer.scaler), waits=True)
 
     def _require_optimizer(self, call: str) -> ZeroOptimizer:
         if self._training.optimizer is None:

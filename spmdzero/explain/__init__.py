@@ -14,6 +14,7 @@ from spmdzero.explain._explain import explain, explain_engine
 from spmdzero.explain._explanation import Explanation
 from spmdzero.explain._fit import StageFit, TargetMemory
 from spmdzero.explain._moves import Moves, ProgramLedger
+from spmdzero.explain._recompute import fit_recompute
 from spmdzero.explain._refused_scatters import RefusedScatter
 from spmdzero.explain._roofline import Roofline
 from spmdzero.explain._time import DearOperation, Share, StepTime, siblings, step_time
@@ -44,6 +45,7 @@ __all__ = [
     "compile_for_tpu",
     "explain",
     "explain_engine",
+    "fit_recompute",
     "made_up",
     "require_tpu_compiler",
     "siblings",

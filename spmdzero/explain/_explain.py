@@ -24,6 +24,7 @@ from spmdzero.explain._explanation import Explanation
 from spmdzero.explain._fit import fit_of_stages
 from spmdzero.explain._flags import flags_in_words
 from spmdzero.explain._progress import Step, shown
+from spmdzero.explain._recompute import with_policy
 from spmdzero.explain._settings import settings_of
 from spmdzero.explain._targets import Target, compile_on, rooflines
 from spmdzero.explain._trace import Batch, TracedProgram, trace_audited, trace_step
@@ -82,6 +83,7 @@ def explain(
     settings, notes = settings_of(config, batch)
     topologies = _topologies(tpu, host_rate)
     check_runs_here(model, named=bool(topologies))
+    settings, picked = with_policy(settings, model, batch, topologies)
     own, flags = settings.zero_optimization.stage, settings.spmd.xla_flags
     order = (own, *sorted(set(stages) - {own}))
     compiled: dict[int, list[Target]] = {}
@@ -98,7 +100,7 @@ def explain(
         found = traced(own)
         for stage in order[1:]:
             traced(stage)
-    explanation = _put_together(found, compiled, batch, topologies, notes)
+    explanation = _put_together(found, compiled, batch, topologies, notes + picked)
     # Tensors without data would make the next program of this process fail.
     del found
     gc.collect()
@@ -239,7 +241,7 @@ def _put_together(
     own = [target for target in compiled[plan.stage] if target.compiled]
     accumulation = engine.gradient_accumulation_steps()
     count, counted = _tokens(batch)
-    tokens = accumulation * count // plan.mesh.replicas
+    tokens = max(accumulation * count // plan.mesh.size, 1)
     memories = {stage: [t.memory for t in ts] for stage, ts in compiled.items()}
     rows = engine.train_micro_batch_size_per_gpu()
     return Explanation(

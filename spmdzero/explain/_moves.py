@@ -1,13 +1,16 @@
 """Compares a step's collectives with the least traffic that ZeRO needs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from spmdzero.explain._chips import Topology
 from spmdzero.explain._refused_scatters import RefusedScatter, refused_scatters
 from spmdzero.inspect import Collective, CollectiveLedger
 from spmdzero.plan import Role, ShardingPlan, TensorPlan
+
+# Roles of the ledger: what devices of one replica hand each other, by mesh axis.
+_SHARED = ("tensor", "sequence")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,16 +89,19 @@ def measure_moves(
         target=target,
         programs=tuple(programs),
         wire_bytes=sum(runs * c.wire_bytes for c, runs in moved),
-        wire_elements=sum(
-            runs * _wire_elements(c) for c, runs in moved if c.role not in ("tensor", "sequence")
-        ),
-        tensor_bytes=sum(runs * c.wire_bytes for c, runs in moved if c.role == "tensor"),
-        sequence_bytes=sum(runs * c.wire_bytes for c, runs in moved if c.role == "sequence"),
+        wire_elements=sum(runs * _wire_elements(c) for c, runs in moved if c.role not in _SHARED),
+        tensor_bytes=sum(p.runs * shared_bytes(p.ledger, ["tensor"]) for p in programs),
+        sequence_bytes=sum(p.runs * shared_bytes(p.ledger, ["sequence"]) for p in programs),
         floor_elements=floor_elements(plan),
         activations=tuple(c for c in stray if c not in unnamed),
         unnamed=unnamed,
         refused=refused_scatters(plan, [c for c, _ in moved], topology=topology),
     )
+
+
+def shared_bytes(ledger: CollectiveLedger, axes: Collection[str] = _SHARED) -> int:
+    """Bytes that a device sends in a run to devices that share its replica's work over `axes`."""
+    return sum(c.turns * c.wire_bytes for c in ledger.collectives if c.role in axes)
 
 
 def floor_elements(plan: ShardingPlan) -> int:

@@ -19,7 +19,9 @@ class Roofline:
         network: time of every byte that a device sends, at the ICI's rate, without overlap.
         intensity: operations per byte sent.
         tokens: present number of tokens per device and step.
-        hiding_tokens: number of tokens per device and step from which compute hides network.
+        hiding_tokens: number of tokens per device and step from which compute hides network; None
+            if there is no such number, as what the devices of a replica send each other grows with
+            the tokens too.
     """
 
     target: str
@@ -29,7 +31,7 @@ class Roofline:
     network: float
     intensity: float
     tokens: int
-    hiding_tokens: int
+    hiding_tokens: int | None
 
     @property
     def bound(self) -> str:
@@ -47,6 +49,7 @@ def roofline(
     bytes_accessed: float | None,
     wire_bytes: float,
     tokens: int,
+    shared_bytes: float = 0.0,
 ) -> Roofline:
     """The times of one step.
 
@@ -59,9 +62,15 @@ def roofline(
         bytes_accessed: bytes that one device reads and writes in one step; None if unknown.
         wire_bytes: bytes that one device sends in one step.
         tokens: number of tokens per device and step.
+        shared_bytes: those of `wire_bytes` that go to devices of the same replica; they grow with
+            the tokens.
     """
-    per_token = matmul_flops / chip.bf16_flops / tokens
-    network = wire_bytes / chip.ici_rate
+    network, shared = wire_bytes / chip.ici_rate, shared_bytes / chip.ici_rate
+    # What is left of a token's compute to hide the bytes that don't grow.
+    per_token = (matmul_flops / chip.bf16_flops - shared) / tokens
+    hiding = None if shared else 0
+    if per_token > 0:
+        hiding = round((network - shared) / per_token)
     return Roofline(
         target=target,
         compiled=bytes_accessed is not None,
@@ -70,5 +79,5 @@ def roofline(
         network=network,
         intensity=flops / wire_bytes if wire_bytes else float("inf"),
         tokens=tokens,
-        hiding_tokens=round(network / per_token) if per_token else 0,
+        hiding_tokens=hiding,
     )

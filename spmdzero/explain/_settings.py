@@ -11,11 +11,12 @@ from spmdzero.config import (
     SpmdZeroConfig,
     backend_of,
     load_config,
+    mesh_axes_of,
     read,
-    sharing_size_of,
     with_stand_ins,
 )
 from spmdzero.explain._trace import Batch
+from spmdzero.plan import MeshSpec
 
 _ROWS, _ALL_ROWS = "train_micro_batch_size_per_gpu", "train_batch_size"
 _NUMBERS = ("optimizer.params.", "scheduler.params.")
@@ -37,7 +38,8 @@ def settings_of(
     choose(backend_of(given))
     filled, read_as = with_stand_ins(given)
     if read_as.keys() & {_ROWS, _ALL_ROWS} and not filled.keys() & {_ROWS, _ALL_ROWS}:
-        filled[_ROWS] = _rows(batch) * sharing_size_of(given) // runtime.device_count()
+        spec = MeshSpec.resolve(mesh_axes_of(given), device_count=runtime.device_count())
+        filled[_ROWS] = _rows(batch) // spec.replicas
         read_as.pop(_ALL_ROWS, None)
         read_as[_ROWS] = f"{filled[_ROWS]}, the rows of the batch on a device"
     numbers = [key for key in read_as if key.startswith(_NUMBERS)]

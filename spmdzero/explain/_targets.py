@@ -11,7 +11,13 @@ from spmdzero.explain._aot import Compiled, CompilerMemory, compile_for_tpu
 from spmdzero.explain._chips import CHIPS, Topology
 from spmdzero.explain._fit import TargetMemory
 from spmdzero.explain._flags import flags_on
-from spmdzero.explain._moves import Moves, ProgramLedger, floor_elements, measure_moves
+from spmdzero.explain._moves import (
+    Moves,
+    ProgramLedger,
+    floor_elements,
+    measure_moves,
+    shared_bytes,
+)
 from spmdzero.explain._progress import Step
 from spmdzero.explain._roofline import Roofline, roofline
 from spmdzero.explain._time import StepTime, step_time
@@ -51,7 +57,7 @@ class Target:
         """The memory of the step, bytes per device."""
         return TargetMemory(
             target=self.name,
-            memory=_of_a_step([made.memory for made in self.made]),
+            memory=of_a_step([made.memory for made in self.made]),
             hbm_bytes=self.topology.chip.hbm_bytes if self.topology else None,
         )
 
@@ -118,6 +124,7 @@ class Target:
             bytes_accessed=sum(n * (made.bytes_accessed or 0.0) for n, made in runs),
             wire_bytes=sum(p.runs * p.ledger.wire_bytes for p in self.programs),
             tokens=tokens,
+            shared_bytes=sum(p.runs * shared_bytes(p.ledger) for p in self.programs),
         )
 
 
@@ -194,7 +201,7 @@ def _matmul_flops(target: Target) -> float:
     )
 
 
-def _of_a_step(programs: Sequence[CompilerMemory]) -> CompilerMemory:
+def of_a_step(programs: Sequence[CompilerMemory]) -> CompilerMemory:
     """The memory of a step of several programs; the last program is the boundary's.
 
     Only the boundary's program has every state among its inputs, but all states take memory while a

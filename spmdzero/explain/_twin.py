@@ -10,7 +10,7 @@ import dataclasses
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -21,6 +21,8 @@ from spmdzero.errors import SpmdZeroError
 from spmdzero.explain._chips import Topology
 from spmdzero.explain._trace import Batch, TracedProgram
 from spmdzero.explain._without_data import bring_to_devices, trace_without_data
+
+_Read = TypeVar("_Read")
 
 # Sections with which the twin's engine would write files or lines beside those of the first engine.
 _REPORTS = ("tensorboard", "csv_monitor", "wandb", "comet", "flops_profiler", "dump_state")
@@ -47,7 +49,11 @@ def traced_for_tpu(model: nn.Module, config: Mapping[str, Any], batch: Batch) ->
     Raises:
         SpmdZeroError: the step can't be traced without data.
     """
-    return _traced(lambda: _hollow(model), config, batch)
+
+    def traced(twin: Engine) -> ForTpu:
+        return ForTpu(programs=trace_without_data(twin, batch), attention=twin.attention)
+
+    return _traced(lambda: _hollow(model), config, traced)
 
 
 def on_each_torus(
@@ -95,11 +101,40 @@ def engine_for_tpu(engine: Engine, batch: Batch) -> ForTpu:
         SpmdZeroError: the step can't be traced without data.
         RuntimeError: the same, or the optimizer's class needs more arguments than param groups.
     """
+
+    def traced(twin: Engine) -> ForTpu:
+        return ForTpu(programs=trace_without_data(twin, batch), attention=twin.attention)
+
+    return on_twin(engine, traced, platform="TPU")
+
+
+def on_twin(
+    engine: Engine,
+    read: Callable[[Engine], _Read],
+    *,
+    platform: str | None = None,
+    recompute: str | None = None,
+) -> _Read:
+    """What `read` makes of an engine without data that is otherwise like `engine`.
+
+    Args:
+        engine: an engine in training, which goes on training afterwards.
+        read: traces programs of its argument.
+        platform: of the programs, None for that of this process's devices.
+        recompute: the policy of the twin's blocks, None for that of `engine`.
+
+    Raises:
+        SpmdZeroError: the step can't be traced without data.
+        RuntimeError: the same, or the optimizer's class needs more arguments than param groups.
+    """
     names = {parameter: name for name, parameter in engine.module.named_parameters()}
     config = {key: value for key, value in engine.config.items() if key not in _REPORTS}
     config.pop("train_batch_size", None)
     config["train_micro_batch_size_per_gpu"] = engine.train_micro_batch_size_per_gpu()
     config["gradient_accumulation_steps"] = engine.gradient_accumulation_steps()
+    config["spmd"] = {
+        **(config.get("spmd") or {}), "recompute": recompute or _policy_of(engine)
+    }  # fmt: skip
     client = engine.client_optimizer
 
     def trained(twin: nn.Module) -> dict[str, Any]:
@@ -117,23 +152,48 @@ def engine_for_tpu(engine: Engine, batch: Batch) -> ForTpu:
         return {"model_parameters": [own[names[parameter]] for parameter in mine]}
 
     with _unharmed():
-        return _traced(lambda: _hollow(engine.module), config, batch, trained=trained)
+        return _traced(
+            lambda: _hollow(engine.module), config, read, trained=trained, platform=platform
+        )
+
+
+def on_hollow(
+    model: nn.Module, config: Mapping[str, Any], read: Callable[[Engine], _Read]
+) -> _Read:
+    """What `read` makes of an engine without data, for this process's devices.
+
+    Args:
+        model: on the CPU or the meta device; it stays as it is.
+        config: a DeepSpeed JSON as a dict.
+        read: traces programs of its argument.
+
+    Raises:
+        SpmdZeroError: the step can't be traced without data.
+    """
+    with _unharmed():
+        return _traced(lambda: _hollow(model), config, read, platform=None)
+
+
+def _policy_of(engine: Engine) -> Any:
+    """How the engine recomputes; what it hasn't picked yet is computed once."""
+    told = engine.spmd_config.spmd
+    return "nothing" if told.fits_recompute else told.recompute
 
 
 def _traced(
     copied: Callable[[], nn.Module],
     config: Mapping[str, Any],
-    batch: Batch,
+    read: Callable[[Engine], _Read],
     *,
     trained: Callable[[nn.Module], dict[str, Any]] = lambda _: {},
-) -> ForTpu:
+    platform: str | None = "TPU",
+) -> _Read:
     try:
-        with runtime.tracing_only(platform="TPU"):
+        with runtime.tracing_only(platform=platform):
             twin = copied()
             bring_to_devices(twin)
             engine, *_ = initialize(model=twin, config=dict(config), **trained(twin))
-            programs = trace_without_data(engine, batch)
-            return ForTpu(programs=programs, attention=engine.attention)
+            return read(engine)
     finally:
         # Tensors without data would make the next program of this process fail.
         twin = engine = None

@@ -1,7 +1,7 @@
 """Batches of which only shapes are known, and models too large for memory, without values."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -11,6 +11,8 @@ from spmdzero.engine import Engine, StepGraph, find_loss, inputs_of
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.explain._trace import Batch, TracedProgram
 from spmdzero.profiling import backward_scopes, module_scopes
+
+_Read = TypeVar("_Read")
 
 # Largest number of CPU devices: XLA's CPU client numbers devices by process, and takes a device
 # with a higher number for one of another process.
@@ -91,38 +93,58 @@ def trace_without_data(engine: Engine, batch: Batch) -> tuple[TracedProgram, ...
         engine: the engine.
         batch: the inputs of one forward; the module returns the loss.
     """
+    args, kwargs = inputs_of(batch)
+
+    def traced(graph: StepGraph, runs: int, placeholders: Placeholders) -> TracedProgram:
+        program = placeholders.program(list(graph.outputs.values()))
+        return TracedProgram(
+            kind=graph.kind, runs=runs, outputs=graph.returned, annotated=program, compiled=None
+        )
+
+    with module_scopes(engine.module), backward_scopes(engine.module):
+        return tuple(each_program(engine, args, kwargs, traced))
+
+
+def each_program(
+    engine: Engine,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    read: Callable[[StepGraph, int, Placeholders], _Read],
+) -> Iterator[_Read]:
+    """Yields what `read` makes of each program of one step.
+
+    Args:
+        engine: made while `runtime.tracing_only()` was on.
+        args, kwargs: the inputs of one forward; the module returns the loss.
+        read: takes a program that is about to be compiled, its number of runs in one step, and
+            what its inputs are.
+    """
     more = engine.gradient_accumulation_steps() - 1
     runs = {"micro": more, "boundary": 1} if more else {"boundary": 1}
     placeholders = programs.placeholders()
     placeholders.stand_for(engine.named_tensors().values())
-    with module_scopes(engine.module), backward_scopes(engine.module):
-        return tuple(
-            _trace(engine, batch, placeholders, kind=kind, runs=n) for kind, n in runs.items()
+    for kind, count in runs.items():
+        engine.set_gradient_accumulation_boundary(kind == "boundary")
+        yield _trace(
+            engine, args, kwargs, placeholders, lambda graph, n=count: read(graph, n, placeholders)
         )
 
 
 def _trace(
-    engine: Engine, batch: Batch, placeholders: Placeholders, *, kind: str, runs: int
-) -> TracedProgram:
-    found: list[TracedProgram] = []
+    engine: Engine,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    placeholders: Placeholders,
+    read: Callable[[StepGraph], _Read],
+) -> _Read:
+    found: list[_Read] = []
 
-    def read(graph: StepGraph) -> None:
-        program = placeholders.program(list(graph.outputs.values()))
-        found.append(
-            TracedProgram(
-                kind=graph.kind,
-                runs=runs,
-                outputs=graph.returned,
-                annotated=program,
-                compiled=None,
-            )
-        )
+    def look(graph: StepGraph) -> None:
+        found.append(read(graph))
         placeholders.stand_for(graph.outputs.values())
         raise _StepTracedError
 
-    engine.set_gradient_accumulation_boundary(kind == "boundary")
-    args, kwargs = inputs_of(batch)
-    with engine.observe(read):
+    with engine.observe(look):
         try:
             engine.backward(find_loss(engine(*args, **kwargs)))
             engine.step()

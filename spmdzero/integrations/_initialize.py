@@ -8,20 +8,21 @@ from collections.abc import Mapping
 from typing import Any
 
 import spmdzero
-from spmdzero.backend import choose, runtime
+from spmdzero.backend import choose, local_replicas, runtime
 from spmdzero.backend.hosts import processes
 from spmdzero.config import (
     backend_of,
+    mesh_axes_of,
     named_by,
     old_argument,
     one_of,
     read,
-    sharing_size_of,
 )
 from spmdzero.errors import BatchSizesError, SpmdZeroConfigError
 from spmdzero.integrations import _trainer
 from spmdzero.integrations._accelerate import require_counted
 from spmdzero.integrations._client_engine import ClientEngine
+from spmdzero.plan import MeshSpec
 
 _CLIENTS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "trl")
 ROWS = "train_micro_batch_size_per_gpu"
@@ -66,8 +67,13 @@ def initialize_for_client(*args: Any, **kwargs: Any) -> Any:
 
 
 def replicas_under(config: Mapping[str, Any]) -> int:
-    """Number of this process's replicas under a config: its devices, unless some share rows."""
-    return max(1, runtime.local_device_count() // sharing_size_of(config))
+    """Number of this process's replicas under a config: its devices, unless some share rows.
+
+    Raises:
+        SpmdZeroConfigError: the config's mesh doesn't fit the devices.
+    """
+    spec = MeshSpec.resolve(mesh_axes_of(config), device_count=runtime.device_count())
+    return max(1, local_replicas(spec))
 
 
 def config_of_devices(config: Any) -> dict[str, Any]:

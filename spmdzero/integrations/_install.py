@@ -12,6 +12,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 import spmdzero
+from spmdzero import _torch_tpu
 from spmdzero.compat import git_version_info
 from spmdzero.compat._old_paths import code_of, is_deepspeeds
 from spmdzero.errors import RefusedImportError, SpmdZeroUsageError
@@ -84,8 +85,11 @@ def refuse_other_backends() -> None:
     """Turns off the backends that transformers and accelerate have for torch_xla.
 
     Raises:
-        SpmdZeroUsageError: such a package is imported, and its backend is on.
+        SpmdZeroUsageError: such a package is imported, and its backend is on; or torch_tpu is
+            loaded, whose devices they would take.
     """
+    if _torch_tpu.is_loaded():
+        raise SpmdZeroUsageError(_torch_tpu.in_the_way())
     for name in ("accelerate.utils.imports", "transformers.utils.import_utils"):
         module = sys.modules.get(name)
         if module is not None and module.is_torch_xla_available():

@@ -203,7 +203,7 @@ def _roofline_table(explanation: Explanation) -> Table:
             line.target,
             "compiled" if line.compiled else "floor",
             *map(_time, (line.compute, line.memory, line.network)),
-            *(line.bound, f"{line.intensity:,.0f}", f"{line.hiding_tokens:,}"),
+            *(line.bound, f"{line.intensity:,.0f}", _tokens(line.hiding_tokens)),
         )
         for line in explanation.rooflines
     ]
@@ -225,6 +225,10 @@ def _roofline_table(explanation: Explanation) -> Table:
 
 def _count(value: int | None) -> str:
     return "-" if value is None else sized(value)
+
+
+def _tokens(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
 
 
 def _time(seconds: float | None) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -45,6 +46,8 @@ class Training:
         counters, skips: the progress of training, and the log of skipped steps.
         current: the progress of the current step.
         in_train_batch: whether `train_batch` is running.
+        on_first_inputs: called once with the first inputs that are trained on, before they are
+            placed; None where nothing waits for them.
         module, mesh: the module and the mesh of the state.
     """
 
@@ -63,6 +66,7 @@ class Training:
     skips: SkipLog = dataclasses.field(default_factory=SkipLog)
     current: CurrentStep = dataclasses.field(default_factory=CurrentStep)
     in_train_batch: bool = False
+    on_first_inputs: Callable[[tuple[Any, ...], Mapping[str, Any]], None] | None = None
     module: nn.Module = dataclasses.field(init=False)
     mesh: Mesh = dataclasses.field(init=False)
 

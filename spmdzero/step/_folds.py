@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
-from spmdzero.backend import FoldedFunction, arrays, compiler
+from spmdzero.backend import FoldedFunction, arrays, compiler, current
 
 Function = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
@@ -19,6 +19,13 @@ class Folds:
     def __init__(self) -> None:
         self.wanted = False
         self._folded: dict[Hashable, FoldedFunction] = {}
+
+    @classmethod
+    def of_few(cls) -> "Folds":
+        """Folds functions of few operations, which pays only where Python records them."""
+        folds = cls()
+        folds.wanted = current().repeats is not None
+        return folds
 
     def __call__(
         self, key: Hashable, function: Function, inputs: list[torch.Tensor]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from spmdzero.backend import current
+from spmdzero.backend import REPLICATED, arrays
 from spmdzero.errors import NonFiniteError
 from spmdzero.step._folds import Folds
 from spmdzero.step._numbers import step_number
@@ -28,11 +28,6 @@ def watched(
     return torch.where(bad & (first_bad == 0), step, first_bad), finite & ~bad
 
 
-def _watched(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    loss, here, first_bad, finite = inputs
-    return [*watched(loss, here, first_bad=first_bad, finite=finite)]
-
-
 class LossHealth:
     """Remembers on the devices the first step with a non-finite loss.
 
@@ -46,21 +41,41 @@ class LossHealth:
 
     def __init__(self, state: State, *, check: bool) -> None:
         self._state, self.check = state, check
-        self._folds = Folds()
-        # Only where operations are recorded in Python does it pay to fold so few.
-        self._folds.wanted = current().repeats is not None
+        self._folds = Folds.of_few()
         self._forget_bad()
         self._forget_losses()
 
-    def watch(self, loss: torch.Tensor, *, step: int) -> None:
-        """Takes note of a loss of `step`, 0-dim on the device."""
-        state, here = self._state, self._state.mesh.place(step_number(step), waits=True)
-        inputs = [loss, here, state["first_bad"], state["finite"]]
-        first_bad, finite = self._folds("watched", _watched, inputs)
+    def watch(
+        self, loss: torch.Tensor, mean: torch.Tensor, *, parts: int, step: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Takes note of a loss of `step`.
+
+        Args:
+            loss: a scalar on the devices.
+            mean: its mean over the hosts.
+            parts: see below.
+            step: number of steps before it.
+
+        Returns a copy of `mean`, 0-dim, and `loss / parts`, a tensor of its own.
+        """
+        state = self._state
+
+        def watch(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            loss, mean, here, first_bad, finite = inputs
+            seen = state.mesh.mark(arrays.apart(mean.reshape(())), REPLICATED)
+            share = arrays.apart(loss if parts == 1 else loss / parts)
+            return [*watched(seen, here, first_bad=first_bad, finite=finite), seen, share]
+
+        here = state.mesh.place(step_number(step), waits=True)
+        with torch.no_grad():
+            first_bad, finite, seen, share = self._folds(
+                ("watched", parts), watch, [loss, mean, here, state["first_bad"], state["finite"]]
+            )
         state.write("first_bad", first_bad)
         if self.check:
             state.write("finite", finite)
-            state.write("loss", loss)
+            state.write("loss", seen)
+        return seen, share
 
     def _forget_bad(self) -> None:
         # The record is 1 + the first bad step, 0 for none. It is data, as a Python int would

@@ -72,8 +72,8 @@ def a_step(scale: Scale) -> Iterator[str]:
     yield from read(KEPT, scale.tpu_size, compiled)
     left = len(which) - len(compiled)
     yield (
-        f"\n{len(compiled)} of {len(which)} rows were compiled; the other {left} are a night's "
-        "work of 2 cores, with\n`python tests/benchmarks/tpu.py all`."
+        f"\n{len(compiled)} of {len(which)} rows were compiled; `python "
+        f"tests/benchmarks/tpu.py all` compiles the other {left}."
     )
 
 
@@ -88,10 +88,10 @@ def asked(
 ) -> Iterator[Which]:
     """The rows of these names, None for all, in the order of the tables."""
     for case in models:
-        for topology in topologies:
-            for name in cases.rows_of(case, topology):
-                if rows is None or name in rows:
-                    yield case, topology, name
+        topology, _ = cases.TABLES[case]
+        for name in cases.rows_of(case):
+            if topology in topologies and (rows is None or name in rows):
+                yield case, topology, name
 
 
 def prepare(root: Path, size: str, which: Sequence[Which]) -> None:
@@ -99,15 +99,10 @@ def prepare(root: Path, size: str, which: Sequence[Which]) -> None:
 
     A row that was traced from the same sources is left as it is.
     """
-    # As many chips have one trace of a step that is written by hand.
-    alike: dict[tuple[str, str, int], list[str]] = {}
     for case, topology, name in which:
         known = folder.row_of(root, folder.row_name(size, case, topology, name)) or {}
-        row = cases.rows_of(case, topology)[name]
-        if "failed" in known or known.get("sources") != _sources(row.writer):
-            alike.setdefault((case, name, cases.devices_of(topology)), []).append(topology)
-    for (case, name, devices), topologies in alike.items():
-        _prepare(root, size, case, name, topologies, devices)
+        if "failed" in known or known.get("sources") != _sources(cases.rows_of(case)[name].writer):
+            _prepare(root, size, case, name, topology)
 
 
 @functools.cache
@@ -122,31 +117,27 @@ def _sources(writer: str) -> str:
     return found.hexdigest()[:32]
 
 
-def _prepare(
-    root: Path, size: str, case: str, name: str, topologies: list[str], devices: int
-) -> None:
+def _prepare(root: Path, size: str, case: str, name: str, topology: str) -> None:
     # Not before: what compiles elsewhere has no torch.
     from harness.launch import launch_alone
     from harness.processes import ProcessFailedError
     from on_tpu.requests import request_of
 
-    row = cases.rows_of(case, topologies[0])[name]
-    # A process of JAX imports nothing of spmdzero: their two XLAs can't share one.
+    row = cases.rows_of(case)[name]
     options = {**row.options, "flags": row.flags} if row.writer == "ours" else dict(row.options)
-    requests = {topology: request_of(topology, flags=row.flags) for topology in topologies}
     try:
         found = launch_alone(
-            f"on_tpu.{row.writer}", devices=devices, root=str(root.resolve()), size=size,
-            case=case, options=options, requests=requests,
+            f"on_tpu.{row.writer}", devices=cases.devices_of(topology), backend="jax",
+            root=str(root.resolve()), size=size, case=case, options=options,
+            requests={topology: request_of(topology, flags=row.flags)},
         )  # fmt: skip
     except ProcessFailedError as error:
-        found = {topology: {"failed": error.headline} for topology in topologies}
+        found = {topology: {"failed": error.headline}}
         print(error, file=sys.stderr)
-    for topology in topologies:
-        about = {"size": size, "case": case, "topology": topology, "row": name}
-        about |= {"sources": _sources(row.writer), **found[topology]}
-        folder.keep_row(root, folder.row_name(size, case, topology, name), about)
-        print(f"{case} {topology} {name}: {found[topology]}", file=sys.stderr, flush=True)
+    about = {"size": size, "case": case, "topology": topology, "row": name}
+    about |= {"sources": _sources(row.writer), **found[topology]}
+    folder.keep_row(root, folder.row_name(size, case, topology, name), about)
+    print(f"{case} {topology} {name}: {found[topology]}", file=sys.stderr, flush=True)
 
 
 def compile_(root: Path, size: str, which: Sequence[Which], *, jobs: int, timeout: int) -> None:

@@ -98,6 +98,12 @@ def test_to_offload_by_its_own_key_is_refused_where_a_backend_cant() -> None:
         start(Stack(), spmd={"recompute": "offload"})
 
 
+@pytest.mark.torch_xla_only
+def test_to_fit_a_budget_is_refused_where_a_backend_cant() -> None:
+    with pytest.raises(SpmdZeroConfigError, match=r'torch_xla doesn.t say.*"backend": "jax"'):
+        start(Stack(), spmd={"recompute": {"fit": "1GB"}})
+
+
 def test_cpu_checkpointing_offloads_what_everything_keeps(
     trained: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

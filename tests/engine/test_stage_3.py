@@ -14,6 +14,7 @@ import spmdzero
 from spmdzero.backend import arrays, current
 from spmdzero.errors import SpmdZeroConfigError
 from spmdzero.inspect import StepLedgers, peak_temporary_bytes
+from spmdzero.nn import linear_cross_entropy
 from spmdzero.plan import Role
 from tests.engine.test_trajectories import BF16, FP32, Close, assert_follows
 from tests.support import engines
@@ -238,6 +239,22 @@ def test_a_cast_to_wider_numbers_comes_after_the_gather() -> None:
     engine = engines.start(Widened(), zero_optimization=ALL, bf16={"enabled": True})
     # XLA on the CPU widens each collective, and the audit knows which of them the program widens.
     assert spmdzero.audit(engine, batches(2)).of("wide-dtype") == ()
+
+
+class Chunked(Tied):
+    """Its loss is computed from 4 of the 16 positions of a device at a time."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = nn.Sequential(*self.blocks)(self.embed(x))
+        return linear_cross_entropy(hidden, self.head.weight, x.roll(-1, 1), chunk=4)
+
+
+def test_the_chunks_of_a_loss_share_one_gathered_head() -> None:
+    torch.manual_seed(0)
+    engine = engines.start(Chunked(), zero_optimization=ALL, bf16={"enabled": True})
+    gathers = [c.tensor for c in ledgers_of(engine).boundary.of_role("parameter")]
+    # The embedding reads it too. Each chunk takes the weight as it is, and widened to fp32.
+    assert gathers.count("embed.weight") == 2
 
 
 def temporary_bytes(blocks: int) -> int:

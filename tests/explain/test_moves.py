@@ -149,3 +149,15 @@ def test_network_hides_from_the_tokens_that_make_compute_as_long() -> None:
     )  # fmt: skip
     assert line.hiding_tokens == 256
     assert (line.memory, line.compiled) == (None, False)
+
+
+@pytest.mark.parametrize(("shared", "hiding"), [(0.5e-3, 448), (1e-3, None), (2e-3, None)])
+def test_bytes_that_grow_with_the_tokens_hide_less(shared: float, hiding: int | None) -> None:
+    chip = CHIPS["v5e"]
+    # Of the 1 ms of products of 64 tokens, half a ms is left for the other 3.5 ms of the network.
+    line = roofline(
+        chip, target="v5e", flops=chip.bf16_flops * 2e-3, matmul_flops=chip.bf16_flops * 1e-3,
+        bytes_accessed=None, wire_bytes=chip.ici_rate * 4e-3, tokens=64,
+        shared_bytes=chip.ici_rate * shared,
+    )  # fmt: skip
+    assert line.hiding_tokens == hiding

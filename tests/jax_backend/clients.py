@@ -1,9 +1,11 @@
 """Trains the same numbers by each client of spmdzero's, and prints the losses as JSON.
 
-python -m tests.jax_backend.clients "without torch_xla"|"with torch_xla"|CLIENT
+python -m tests.jax_backend.clients KIND, which is "without torch_xla", "with torch_xla", "tensor",
+"tensor, each" or the name of a client
 
-Without torch_xla none is to be found, as where only JAX is installed. With a client's name, it is
-imported before spmdzero gives it a deepspeed, and what it says is printed.
+Without torch_xla none is to be found, as where only JAX is installed. With "tensor", pairs of
+devices share the weights of a replica. With a client's name, it is imported before spmdzero gives
+it a deepspeed, and what it says is printed.
 """
 
 import importlib
@@ -19,6 +21,8 @@ import torch
 from torch import nn
 
 STEPS, ROWS, LR = 6, 16, 1e-2
+MICRO = "train_micro_batch_size_per_gpu"
+CLIENTS = ("trainer", "accelerate", "lightning")
 
 
 class Without:
@@ -96,15 +100,23 @@ def plain() -> list[float]:
     return losses
 
 
-CONFIG = {
-    "train_micro_batch_size_per_gpu": ROWS,
+PARTITION = {"*body.0.*": "column", "*body.2.weight": "row"}
+CONFIG: dict[str, Any] = {
+    MICRO: ROWS,
     "gradient_clipping": 0.0,
     "zero_optimization": {"stage": 2},
     "spmd": {"min_shard_elements": 64},
 }
 
 
-def with_trainer() -> list[float]:
+# The two ways to write the same mesh of 8 devices: each axis may take those that are left.
+PAIRS = [
+    CONFIG | {"spmd": {"min_shard_elements": 64, "mesh": mesh, "partition": PARTITION}}
+    for mesh in ({"fsdp": -1, "tensor": 2}, {"fsdp": 4, "tensor": -1})
+]
+
+
+def with_trainer(config: Any = CONFIG) -> list[float]:
     """By transformers' Trainer, in the order of the rows."""
     import tempfile
 
@@ -116,7 +128,7 @@ def with_trainer() -> list[float]:
 
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            output_dir=folder, deepspeed=CONFIG, per_device_train_batch_size=ROWS,
+            output_dir=folder, deepspeed=config, per_device_train_batch_size=ROWS,
             per_device_eval_batch_size=ROWS, max_steps=STEPS, learning_rate=LR, max_grad_norm=0.0,
             lr_scheduler_type="constant", logging_steps=1, report_to=[],
             save_strategy="no", disable_tqdm=True, optim="adamw_torch", remove_unused_columns=False,
@@ -125,18 +137,19 @@ def with_trainer() -> list[float]:
         found.train()
         assert found.evaluate()["eval_loss"] > 0
         assert found.deepspeed.mesh.size == 8
+        assert found.deepspeed.train_batch_size() == ROWS
         found.save_model(folder)
     return [entry["loss"] for entry in found.state.log_history if "loss" in entry]
 
 
-def with_accelerate() -> list[float]:
+def with_accelerate(config: Any = CONFIG) -> list[float]:
     """By a loop of accelerate's."""
     from accelerate import Accelerator, DeepSpeedPlugin
     from accelerate.state import AcceleratorState
 
     # transformers' Trainer has made one of its own, with another plugin.
     AcceleratorState._reset_state(reset_partial_state=True)
-    accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=CONFIG))
+    accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config))
     model, losses = Regression(), []
     adam = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0)
     model, adam, loader = accelerator.prepare(model, adam, _batches())
@@ -150,8 +163,8 @@ def with_accelerate() -> list[float]:
     return losses
 
 
-def with_lightning() -> list[float]:
-    """By Lightning's Trainer."""
+def with_lightning(config: Any = None) -> list[float]:
+    """By Lightning's Trainer, which counts the rows itself."""
     import logging
 
     import lightning
@@ -172,8 +185,13 @@ def with_lightning() -> list[float]:
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     module = Lit()
+    strategy: Any = "spmdzero"
+    if config is not None:
+        from spmdzero.integrations.lightning import SpmdZeroStrategy
+
+        strategy = SpmdZeroStrategy(config={k: v for k, v in config.items() if k != MICRO})
     trainer = lightning.Trainer(
-        accelerator="auto", strategy="spmdzero", max_epochs=1, logger=False,
+        accelerator="auto", strategy=strategy, max_epochs=1, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(module, _batches())
@@ -198,6 +216,21 @@ def imported_before(client: str) -> str:
     return "nothing"
 
 
+def over_pairs(kind: str) -> dict[str, Any]:
+    """The losses by each client over pairs of devices, in either or both ways to write them."""
+    from spmdzero.integrations import install
+
+    install()
+    clients: dict[str, Any] = {"trainer": (with_trainer, PAIRS[:1])}
+    clients["accelerate"] = (with_accelerate, PAIRS[1:])
+    if kind == "tensor, each":
+        by_all = (with_trainer, with_accelerate, with_lightning)
+        clients = {name: (run, PAIRS) for name, run in zip(CLIENTS, by_all, strict=True)}
+    return {"plain": plain()} | {
+        name: [train(config) for config in configs] for name, (train, configs) in clients.items()
+    }
+
+
 def trained() -> dict[str, Any]:
     """The losses by each client, and what they were computed with."""
     from spmdzero.backend import current
@@ -217,6 +250,9 @@ def trained() -> dict[str, Any]:
 def main(kind: str) -> None:
     # The tests' own process tells clients to leave torch_xla alone. Here only install() does.
     os.environ.pop("USE_TORCH_XLA", None)
+    if kind.startswith("tensor"):
+        print(json.dumps(over_pairs(kind)))
+        return
     if kind != "with torch_xla":
         hide("torch_xla")
         # Nothing but JAX is found, and it is taken without being named.

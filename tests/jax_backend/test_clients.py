@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from tests.integrations.test_accelerate import TOLERANCE, launched, loop
+from tests.jax_backend.clients import CLIENTS
 from tests.support.processes import run_python
-
-CLIENTS = ("trainer", "accelerate", "lightning")
-
 
 # `make test-newest` installs none.
 pytestmark = pytest.mark.skipif(
@@ -34,6 +32,16 @@ def test_clients_train_on_jax_and_never_import_torch_xla(kind: str) -> None:
     for client in CLIENTS:
         assert found[client] == pytest.approx(found["plain"], rel=TOLERANCE), client
     assert found["plain"][-1] < found["plain"][0] - 1
+
+
+@pytest.mark.parametrize("kind", ["tensor", pytest.param("tensor, each", marks=pytest.mark.slow)])
+def test_clients_count_the_replicas_of_a_mesh_whose_devices_share_weights(kind: str) -> None:
+    found = seen(kind)
+    plain = found.pop("plain")
+    assert len(found) == (3 if kind == "tensor, each" else 2)
+    for client, runs in found.items():
+        for losses in runs:
+            assert losses == pytest.approx(plain, rel=TOLERANCE), client
 
 
 _SCRIPT = """

@@ -72,13 +72,10 @@ def test_attention_gets_whole_rows_by_all_to_alls_and_nothing_is_gathered(shared
     # In each block query and output, forward and backward; and so key and value, with fewer heads.
     query, key = (rows * part * heads * HEAD for heads in (HEADS, KV_HEADS))
     assert moved == {query: 2 * 2 * 2, key: 2 * 2 * 2}
-    # The labels are shifted by one position over the border.
-    shifted = [c for c in within if c.kind == "collective-permute"]
-    assert [c.shape for c in shifted] == [(rows, 1)]
     # Each device has a summand of the gradient of every weight.
     sums = [c.shape for c in within if c.kind == "all-reduce" and not c.is_scalar]
     assert Counter(sums) == Counter(tuple(p.shape) for p in engine.module.parameters())
-    assert {c.kind for c in within} == {"all-to-all", "collective-permute", "all-reduce"}
+    assert {c.kind for c in within} == {"all-to-all", "all-reduce"}
 
 
 def test_masks_and_shifted_labels_are_those_of_whole_rows() -> None:

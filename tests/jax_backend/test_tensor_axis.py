@@ -9,11 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from spmdzero.utils import safe_set_full_grad
 from torch import nn
 
 import spmdzero
 from spmdzero.backend import arrays
+from spmdzero.config import load_config
+from spmdzero.engine._tensor_axis import tensor_dims
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
+from spmdzero.plan import MeshSpec
+from tests.engine.test_overflow_tables import FINE, GRADIENTS, SCALES, SKIPPED
 from tests.support.deepspeed import run_ranks
 
 ROOT = Path(__file__).parents[2]
@@ -162,6 +167,18 @@ def test_deepspeeds_section_asks_for_the_axis(
     assert_same(trained(engine), alone)
 
 
+def test_a_model_inside_of_a_users_module_is_split_by_its_own_plan() -> None:
+    inside = nn.Module()
+    inside.add_module("inner", llama())
+    config = load_config(config_of({"fsdp": 4, "tensor": 2}))
+    mesh = MeshSpec((("fsdp", 4), ("tensor", 2)))
+    dims = tensor_dims(config, inside, mesh=mesh)
+    assert dims["inner.model.layers.1.mlp.down_proj.weight"] == 1
+    assert {f"inner.{n}" for n in tensor_dims(config, llama(), mesh=mesh)} == dims.keys()
+    with pytest.raises(SpmdZeroConfigError, match="num_key_value_heads = 4"):
+        tensor_dims(config, inside, mesh=MeshSpec((("fsdp", 1), ("tensor", 8))))
+
+
 def test_tp_model_init_says_the_size() -> None:
     spmdzero.set_autotp_mode(training=True)
     config = config_of({"fsdp": 4})
@@ -189,6 +206,7 @@ class Branches(nn.Module):
         return (self.fc2(self.fc1(x).relu()) - x).square().mean()
 
 
+CPU = {"device": "cpu"}
 PAIR = {"fc1.*": "column", "fc2.weight": "row"}
 
 
@@ -228,6 +246,53 @@ def test_biases_are_split_with_their_columns_and_small_states_stay() -> None:
     assert_same(*found)
 
 
+def halves(mesh: dict[str, int], split: dict[str, Any], *, stage: int, hysteresis: int) -> Any:
+    """An engine in fp16 whose loss scale is doubled after 2 steps."""
+    scale = {"initial_scale_power": 8, "loss_scale_window": 2, "hysteresis": hysteresis}
+    torch.manual_seed(0)
+    config = config_of(mesh, stage=stage, spmd=split, fp16={"enabled": True} | scale)
+    return spmdzero.initialize(model=Branches(), config=config)[0]
+
+
+@pytest.mark.parametrize(("stage", "hysteresis"), [(1, 2), (2, 1), (3, 1)])
+def test_an_overflow_on_one_device_of_a_replica_skips_the_step_on_all(
+    stage: int, hysteresis: int
+) -> None:
+    engine = halves(
+        {"fsdp": 4, "tensor": 2}, {"partition": PAIR}, stage=stage, hysteresis=hysteresis
+    )
+    rows = zip(GRADIENTS["some"], SCALES["some", hysteresis], SKIPPED["some"], strict=True)
+    for gradient, scale, skipped in rows:
+        engine.backward(engine(torch.ones(ROWS, 32, dtype=torch.float16)))
+        for parameter in engine.module.parameters():
+            # One element, which one device has.
+            written = torch.full(parameter.shape, FINE)
+            written[(-1,) * parameter.dim()] = gradient
+            safe_set_full_grad(parameter, written)
+        engine.step()
+        assert (engine.optimizer.cur_scale, engine.skipped_steps) == (scale, skipped)
+        for parameter in engine.module.parameters():
+            parts = [part.isfinite().all() for part in arrays.local_shards(parameter)]
+            assert all(parts)
+
+
+def test_in_fp16_losses_scale_and_skips_are_those_of_one_axis() -> None:
+    found, counted = [], []
+    for mesh, split in (({"fsdp": 8}, {}), ({"fsdp": 4, "tensor": 2}, {"partition": PAIR})):
+        engine = halves(mesh, split, stage=2, hysteresis=1)
+        generator = torch.Generator().manual_seed(1)
+        found.append([])
+        for step in range(6):
+            x = torch.randn(ROWS, 32, generator=generator).half()
+            # The square of 1,000 is no number of fp16.
+            loss = engine.train_batch(iter([(x * 1000 if step == 2 else x,)])).item()
+            found[-1].append(0.0 if step == 2 else loss)
+        counted.append((engine.optimizer.cur_scale, engine.skipped_steps))
+    assert counted == [(256.0, 1)] * 2
+    # A sum of two halves is rounded once more, by an eps of fp16 at most.
+    torch.testing.assert_close(found[1], found[0], rtol=torch.finfo(torch.float16).eps, atol=0.0)
+
+
 class Tied(nn.Module):
     """An embedding that is the head too, with words split over the axis."""
 
@@ -258,6 +323,25 @@ def test_a_tied_weight_is_split_by_either_name() -> None:
         losses = [engine.train_batch(iter([(ids,)])).item() for _ in range(3)]
         found.append([*losses, float(engine.get_global_grad_norm())])
     assert_same(*found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_what_is_offloaded_trains_bit_for_bit_as_what_is_not(stage: int) -> None:
+    found = []
+    for offloaded in ({}, {"offload_optimizer": CPU, "offload_param": CPU}):
+        config = config_of({"fsdp": 4, "tensor": 2}, stage=stage, bf16={"enabled": True})
+        config["zero_optimization"] |= offloaded
+        engine, *_ = spmdzero.initialize(model=llama(), config=config)
+        losses = trained(engine)
+        tensors = {name: tensor.detach().cpu() for name, tensor in engine.named_tensors().items()}
+        rests = zip(tensors, arrays.are_on_host([*engine.named_tensors().values()]), strict=True)
+        planned = {name for name in tensors if engine.plan.at_rest(name).on_host}
+        assert {name for name, there in rests if there} == planned
+        found.append((losses, tensors))
+    (plain, states), (losses, other) = found
+    assert losses == plain
+    assert [name for name in states if not torch.equal(states[name], other[name])] == []
 
 
 @pytest.mark.slow

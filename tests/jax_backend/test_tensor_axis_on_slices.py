@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import json
 
 import pytest
 
@@ -13,20 +14,21 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is an extra"),
 ]
-BLOCKS, WIDTH, LENGTH, ROWS = 2, 1024, 512, 2
+BLOCKS, WIDTH, LENGTH, ROWS, DEVICES = 2, 1024, 512, 2, 8
 SCRIPT = """
+import json
 import sys
 import torch
 import spmdzero
 from transformers import LlamaConfig, LlamaForCausalLM
 
-tpu, devices, stage, blocks, width, length, rows = sys.argv[1:]
+tpu, devices, stage, offloads, blocks, width, length, rows = sys.argv[1:]
 replicas = int(devices) // 2
 config = {
     "train_micro_batch_size_per_gpu": int(rows),
     "optimizer": {"type": "AdamW"},
     "bf16": {"enabled": True},
-    "zero_optimization": {"stage": int(stage)},
+    "zero_optimization": {"stage": int(stage), **json.loads(offloads)},
     "tensor_parallel": {"autotp_size": 2},
 }
 with torch.device("meta"):
@@ -44,9 +46,9 @@ print(spmdzero.explain(model, config, batch, tpu=[tpu], stages=()).to_json())
 
 
 @functools.cache
-def explained(tpu: str, stage: int) -> Explanation:
+def explained(tpu: str, stage: int, offloads: str = "{}") -> Explanation:
     devices = Topology.parse(tpu).devices
-    told = map(str, (tpu, devices, stage, BLOCKS, WIDTH, LENGTH, ROWS))
+    told = map(str, (tpu, devices, stage, offloads, BLOCKS, WIDTH, LENGTH, ROWS))
     said = run_python("-c", SCRIPT, *told, devices=devices, SPMDZERO_BACKEND="jax")
     return Explanation.from_json(said[said.index("{") :])
 
@@ -72,3 +74,22 @@ def test_a_block_sends_two_sums_a_pass_over_the_axis(tpu: str, stage: int) -> No
     assert not found.audit.findings
     # Each device has its own heads' kernels.
     assert [use.plain_because for use in found.attention] == [None]
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_each_device_has_its_part_of_what_is_offloaded_in_the_hosts_memory(stage: int) -> None:
+    tpu, cpu = "v5e:2x4", {"device": "cpu"}
+    plain = explained(tpu, stage)
+    found = explained(tpu, stage, json.dumps({"offload_optimizer": cpu, "offload_param": cpu}))
+    (before,), (after,) = (e.fit_at(stage).compiled for e in (plain, found))
+    moved = found.fit_at(stage).plan.host_total
+    # A master and two moments of fp32, at stage 3 a parameter of bf16: of a matrix an eighth.
+    least = (12 if stage == 2 else 14) * BLOCKS * (3 * 2816 + 3 * WIDTH) * WIDTH // DEVICES
+    assert moved > least
+    assert after.memory.host_arguments == after.memory.host_peak == moved
+    assert before.memory.arguments is not None
+    assert after.memory.arguments is not None
+    assert before.memory.arguments - after.memory.arguments == moved
+    ledgers = [e.moves_on(tpu).programs[0].ledger for e in (plain, found)]
+    sent = [sum(c.bytes for c in ledger.of_role("tensor")) for ledger in ledgers]
+    assert sent[0] == sent[1]

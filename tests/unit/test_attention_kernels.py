@@ -155,6 +155,49 @@ def test_a_backward_over_blocks_of_keys_has_a_kernel_for_the_query(mesh: Mesh) -
             torch.testing.assert_close(ours.cpu().double(), right, rtol=0, atol=bound)
 
 
+def _by_expand(x: torch.Tensor, times: int) -> torch.Tensor:
+    rows, heads, length, width = x.shape
+    wide = x[:, :, None, :, :].expand(rows, heads, times, length, width)
+    return wide.reshape(rows, heads * times, length, width)
+
+
+def _interleaved(x: torch.Tensor, times: int) -> torch.Tensor:
+    return x.repeat_interleave(times, dim=1)
+
+
+def _written(x: torch.Tensor, times: int) -> torch.Tensor:
+    return x.repeat_interleave(times, dim=1).mul_(2)
+
+
+@pytest.mark.parametrize(
+    ("repeat", "is_seen"), [(_by_expand, True), (_interleaved, True), (_written, False)]
+)
+def test_keys_and_values_that_a_model_repeats_are_taken_as_they_were(
+    mesh: Mesh, repeat: Callable[[torch.Tensor, int], torch.Tensor], is_seen: bool
+) -> None:
+    case = Case(lengths=(128, 256), heads=(6, 2), mask="keys")
+    (q, k, v, grad), mask = draw(case)
+    assert mask is not None
+
+    def forward(q: Any, k: Any, v: Any, grad: Any, mask: Any) -> Any:
+        leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
+        with torch.enable_grad():
+            wide = [repeat(tensor, 3) for tensor in leaves[1:]]
+            out = F.scaled_dot_product_attention(leaves[0], *wide, attn_mask=mask)
+        return (out.detach(), *torch.autograd.grad(out, leaves, grad))
+
+    probe = Probe(Apply(forward), mesh, attention="kernel")
+    with torch.no_grad():
+        found = probe(*(probe.batch(tensor) for tensor in (q, k, v, grad, mask)))
+        text = programs.optimized_hlo(found)
+        right = forward(q.double(), k.double(), v.double(), grad.double(), mask)
+    assert [call.plain_because for call in probe.region.attention] == [None]
+    assert ("6,256,64]" not in text) == is_seen
+    for ours, exact in zip(found, right, strict=True):
+        bound = 1e-5 * exact.abs().max().item()
+        torch.testing.assert_close(ours.cpu().double(), exact, rtol=0, atol=bound)
+
+
 def test_nothing_crosses_replicas_and_no_weights_are_kept(mesh: Mesh) -> None:
     case = CASES["odd length, causal"]
     found, _ = by_kernels(case, *draw(case), mesh)

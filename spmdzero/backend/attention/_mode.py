@@ -16,6 +16,7 @@ from spmdzero._user_line import user_line
 from spmdzero.backend._current import current, runtime
 from spmdzero.backend.attention._call import Call, PlainError
 from spmdzero.backend.attention._function import Kernels
+from spmdzero.backend.attention._repeated import Repeated
 from spmdzero.backend.protocols._region import AttentionCall, AttentionChoice
 from spmdzero.errors import SpmdZeroRuntimeError
 
@@ -60,6 +61,7 @@ class AttentionKernels(TorchFunctionMode):
         self._platform = "tpu" if on_tpu else "cpu"
         self._active = choice != "plain" and (on_tpu or self._always)
         self.calls: list[AttentionCall] = []
+        self._repeated = Repeated()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -74,7 +76,9 @@ class AttentionKernels(TorchFunctionMode):
             # A mode doesn't see calls inside torch's own functions; this one calls attention.
             with mock.patch.object(F, "scaled_dot_product_attention", self._called):
                 return func(*args, **kwargs)
-        return func(*args, **kwargs)
+        made = func(*args, **kwargs)
+        self._repeated.note(func, args, kwargs, made)
+        return made
 
     def _called(self, query: Any, key: Any, value: Any, *more: Any, **named: Any) -> Any:
         names = ("attn_mask", "dropout_p", "is_causal")
@@ -91,7 +95,13 @@ class AttentionKernels(TorchFunctionMode):
         where = user_line(self._owner)
         try:
             self._require_a_way()
-            call = Call(query=_cast(query), key=_cast(key), value=_cast(value), **given)
+            if (before := self._repeated.before(key, value)) is not None:
+                grouped: dict[str, Any] = {**given, "enable_gqa": True}
+                call = Call(
+                    query=_cast(query), key=_cast(before[0]), value=_cast(before[1]), **grouped
+                )
+            else:
+                call = Call(query=_cast(query), key=_cast(key), value=_cast(value), **given)
             call.require_kernel(short=self._always)
         except PlainError as reason:
             self.calls.append(AttentionCall(where=where, plain_because=str(reason)))

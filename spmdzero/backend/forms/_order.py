@@ -9,7 +9,8 @@ def after(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     XLA removes its optimisation barriers before it schedules on the CPU, and torch has no operation
     for a barrier.
     """
-    first = other.reshape(-1)[0]
+    # Flattened first, all of it would be copied to another layout on a TPU.
+    first = other[(0,) * other.dim()]
     # This is never true, but XLA can't simplify it.
     never = first.isnan() & first.isinf()
     return tensor.masked_fill(never, 0)

@@ -96,6 +96,10 @@ class JaxAround:
                 # With the annotation of its former value it can take that value's memory.
                 self._mark(buffer)
 
+    def recompute(self, policy: Recompute) -> None:
+        """Has blocks of the module run again in backward from now on, see `RecomputedBlocks`."""
+        self._recomputed = RecomputedBlocks(self._module, policy)
+
     def finish(self, output: Any) -> Any:
         """The module's output, as tensors that can be computed with."""
         return made_real(output)

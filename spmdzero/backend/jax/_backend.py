@@ -4,6 +4,7 @@ from spmdzero.backend.jax import (
     arrays,
     compiler,
     counters,
+    device_memory,
     flags,
     host_memory,
     programs,
@@ -42,4 +43,5 @@ JAX = Backend(
     recomputed_from_host=recomputed_from_host,
     host_memory=host_memory,
     repeats=repeats,
+    device_memory=device_memory,
 )

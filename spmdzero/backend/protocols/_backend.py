@@ -8,6 +8,7 @@ import torch
 
 from spmdzero.backend.protocols._arrays import Arrays
 from spmdzero.backend.protocols._compiler import Compiler
+from spmdzero.backend.protocols._device_memory import DeviceMemory
 from spmdzero.backend.protocols._host_memory import HostMemory
 from spmdzero.backend.protocols._mesh import Mesh, Reduction
 from spmdzero.backend.protocols._programs import Counters, Flags, Programs
@@ -51,6 +52,7 @@ class Backend:
             until backward; a log line says so if they stay on the devices.
         host_memory: the host's memory; None for a backend that can't use it.
         repeats: starts known programs again; None for a backend that records each step.
+        device_memory: the devices' memory; None for a backend that can't tell what a program takes.
     """
 
     name: str
@@ -72,3 +74,4 @@ class Backend:
     recomputed_from_host: Callable[..., Any]
     host_memory: HostMemory | None = None
     repeats: Repeats | None = None
+    device_memory: DeviceMemory | None = None

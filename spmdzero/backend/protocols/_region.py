@@ -191,6 +191,9 @@ class Region(Forward, Protocol):
             ReplicaRegionError: the module does what can't be done per replica.
         """
 
+    def recompute(self, policy: Recompute) -> None:
+        """Has blocks of the model run again in backward from now on, as `policy` says."""
+
     def note_folded(self) -> None:
         """Records that the latest forward was one operation, which backward doesn't recompute."""
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from spmdzero.backend.protocols._region import AttentionCall
+from spmdzero.backend.protocols._region import AttentionCall, Recompute
 from spmdzero.backend.replica._gathered import GatheredAtUse
 from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.errors import ReplicaRegionError
@@ -74,6 +74,9 @@ class Around(Protocol):
 
     def global_forward(self) -> contextlib.AbstractContextManager[None]:
         """Context around a forward in global space."""
+
+    def recompute(self, policy: Recompute) -> None:
+        """Has blocks of the module run again in backward from now on, see `RecomputedBlocks`."""
 
     def finish(self, output: Any) -> Any:
         """The module's output, as tensors that can be computed with."""

@@ -134,7 +134,7 @@ class GatheredAtUse:
         self._mesh, self.layouts, self._gathering = mesh, layouts, gathering
         self._parts, self._seed, self._lets_go = parts, seed, lets_go
         self._shards: weakref.WeakKeyDictionary[Any, Shard] = weakref.WeakKeyDictionary()
-        self._live: collections.OrderedDict[int, tuple[Shard, torch.Tensor]]
+        self._live: collections.OrderedDict[int, tuple[torch.Tensor, torch.Tensor]]
         self._forget()
 
     def in_body(self) -> "GatheredAtUse":
@@ -198,18 +198,17 @@ class GatheredAtUse:
 
     def stand_in(self, shard: Shard) -> torch.Tensor:
         """The whole parameter of a shard, which is gathered where an operation uses it."""
-        whole = self._whole(shard, shard.local)
+        whole = _widened(shard, self._gathered(shard, shard.local))
         # Autograd keeps the stand-in alive, and a read in between would gather it.
         source = self._gathering.stand_in(whole)
         self._shards[source] = dataclasses.replace(shard, stamp=self._gathering.stamp(whole))
         return whole
 
-    def _whole(self, shard: Shard, local: torch.Tensor) -> torch.Tensor:
+    def _gathered(self, shard: Shard, local: torch.Tensor) -> torch.Tensor:
         with programs.scope(f"zero.parameter/{shard.shown}"):
-            whole = self._gathering.all_gather(
+            return self._gathering.all_gather(
                 local, axis="fsdp", dim=shard.dim, tensor_dim=shard.tensor_dim
             )
-            return whole if shard.widened is None else _CAST(whole, dtype=shard.widened)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of `func` for operands that are gathered for it."""
@@ -242,23 +241,22 @@ class GatheredAtUse:
         shard = self.shard_of(tensor)
         if shard is None:
             return tensor
-        if id(shard) in self._live:
-            self._live.move_to_end(id(shard))
+        # The stand-ins of one shard, in whatever dtypes, share what is gathered.
+        key = id(shard.local)
+        if key in self._live:
+            self._live.move_to_end(key)
         else:
             local = self._tied(shard.local) if self._lets_go else shard.local
-            self._live[id(shard)] = shard, self._whole(shard, local)
+            self._live[key] = shard.local, self._gathered(shard, local)
             self._before.append(self._latest)
             while self._lets_go and len(self._live) > _LIVE:
                 self._live.popitem(last=False)
-        return self._gathering.viewed_as(tensor, self._live[id(shard)][1])
+        return self._gathering.viewed_as(tensor, _widened(shard, self._live[key][1]))
 
     def _tied(self, local: torch.Tensor) -> torch.Tensor:
         """A shard that can't be gathered before what was computed shortly before."""
         earlier = self._before[0] if self._before else None
         tie = self._latest if earlier is None else earlier
-        if tie is not None and self._mesh.spec.tensor > 1:
-            # Flattened, a tensor that the axis tensor splits would be gathered for one element.
-            tie = tie[(0,) * tie.dim()]
         return local if tie is None else after(local, tie)
 
     def _note(self, made: Any) -> None:
@@ -268,3 +266,10 @@ class GatheredAtUse:
             if tensor.is_floating_point() and tensor.numel():
                 self._latest = tensor
                 return
+
+
+def _widened(shard: Shard, whole: torch.Tensor) -> torch.Tensor:
+    if shard.widened is None:
+        return whole
+    with programs.scope(f"zero.parameter/{shard.shown}"):
+        return _CAST(whole, dtype=shard.widened)

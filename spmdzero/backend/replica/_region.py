@@ -24,6 +24,7 @@ from spmdzero.backend.protocols._region import (
     KeySource,
     Passage,
     Reader,
+    Recompute,
     RegionRules,
     Tracing,
     Wrote,
@@ -223,6 +224,10 @@ class ReplicaRegion:
     def awaits_backward(self) -> bool:
         """Whether a backward pass is still to come that runs parts of the latest forward again."""
         return self.recomputes and bool(self._state)
+
+    def recompute(self, policy: Recompute) -> None:
+        """Has blocks of the model run again in backward from now on, as `policy` says."""
+        self._around.recompute(policy)
 
     def note_folded(self) -> None:
         """Records that the latest forward was one operation, which backward doesn't recompute."""

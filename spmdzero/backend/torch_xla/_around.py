@@ -82,6 +82,10 @@ class TorchXlaAround:
             yield
         self.attention = tuple(kernels.calls)
 
+    def recompute(self, policy: Recompute) -> None:
+        """Has blocks of the module run again in backward from now on, see `RecomputedBlocks`."""
+        self._recomputed = RecomputedBlocks(self._module, policy)
+
     def finish(self, output: Any) -> Any:
         """The module's output, as tensors that can be computed with."""
         return made_real(output)

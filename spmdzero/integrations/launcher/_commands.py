@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from spmdzero import _torch_tpu
 from spmdzero.backend.hosts._roll_call import HOSTS
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations.launcher._job import Command
@@ -17,7 +18,7 @@ ENVIRONMENT_FILE = os.environ.get("DS_ENV_FILE", ".deepspeed_env")
 # spmdzero's runtimes.
 _EXPORTED = (
     "MLFLOW", "PYTHON", "MV2", "UCX", "NCCL", "SPMDZERO", "DEEPSPEED", "JAX", "XLA", "PJRT", "TPU",
-    "LIBTPU", "CPU_NUM_DEVICES",
+    "LIBTPU", "CPU_NUM_DEVICES", _torch_tpu.SWITCH,
 )  # fmt: skip
 _NODE = ("-u", "-m", "spmdzero.integrations.launcher.node")
 ELASTIC = "--elastic"

@@ -9,7 +9,6 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
-from jax._src.lib import xla_client
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -59,8 +58,6 @@ def measure(
     """Lowers the step and keeps the program, with how each of the topologies is asked for."""
     # An equal program is compiled once, wherever the lines are that wrote it.
     jax.config.update("jax_traceback_in_locations_limit", 0)
-    # GSPMD's annotations are what the compiler is handed for everybody.
-    jax.config.update("jax_use_shardy_partitioner", False)
     what = SIZES[size][case]
     way = Way(**options)
     if not way.recompute:
@@ -68,8 +65,7 @@ def measure(
     if what.model == "resnet":
         # Batch statistics of each device's rows are what a replica region computes.
         way = dataclasses.replace(way, region=True)
-    proto = _Step(what, way, devices).proto()
-    return folder.keep_for_each(Path(root), proto, requests)
+    return folder.keep_for_each(Path(root), _Step(what, way, devices).module(), requests)
 
 
 class _Step:
@@ -96,8 +92,8 @@ class _Step:
         dim = self.dims[name]
         return P() if dim is None else P(*[None] * dim, "fsdp")
 
-    def proto(self) -> bytes:
-        """The lowered program as an HLO proto."""
+    def module(self) -> bytes:
+        """The lowered program as StableHLO, its state donated."""
         way, case = self.way, self.case
         whole, split = P(), P("fsdp")
         parameters = {} if way.zero == 3 else dict.fromkeys(self.shapes, whole)
@@ -115,16 +111,16 @@ class _Step:
         lean = {n: jax.ShapeDtypeStruct(self.shapes[n], jnp.bfloat16) for n in parameters}
         seen = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in self.running.items()}
         scalar = jax.ShapeDtypeStruct((), jnp.float32)
-        jitted = jax.jit(step, in_shardings=shardings[0], out_shardings=shardings[1])
+        jitted = jax.jit(
+            step, in_shardings=shardings[0], out_shardings=shardings[1],
+            donate_argnums=tuple(range(6)),
+        )  # fmt: skip
         # Exported, since that writes the version of Mosaic that libtpu reads.
         exported = jax.export.export(
             jitted, platforms=["tpu"],
             disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("tpu_custom_call")],
         )(lean, kept, kept, kept, scalar, seen, *_batch(case, self.devices))  # fmt: skip
-        computation = xla_client._xla.mlir.mlir_module_to_xla_computation(
-            exported.mlir_module(), use_tuple_args=False, return_tuple=False
-        )
-        return computation.as_serialized_hlo_module_proto()
+        return exported.mlir_module().encode()
 
     def _annotated(self, p: Tree, master: Tree, m: Tree, v: Tree, t: Any, seen: Tree, x, y) -> Any:
         (loss, _), g = jax.value_and_grad(self._loss_of(lambda _, w: w), has_aux=True)(p, x, y)

@@ -5,7 +5,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-TOPOLOGIES = ("v5e:2x4", "v6e:2x4", "v5e:4x4", "v5p:2x2x2")
 LEARNING_RATE, WEIGHT_DECAY, CLIP = 1e-3, 0.01, 1.0
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 
@@ -22,6 +21,9 @@ class Case:
             width. Of a ResNet, `layers` is the number of bottlenecks of each of its four stages,
             0 for a ResNet-50's, `width` the channels of the first and `vocabulary` the classes.
         recompute: whether a block keeps its input alone for the backward.
+        untied: whether the head of a Llama has a weight of its own. The torch one is then
+            transformers' own module.
+        stage: of ZeRO, in rows of spmdzero.
     """
 
     model: str
@@ -34,6 +36,8 @@ class Case:
     kv_heads: int = 1
     inner: int = 0
     recompute: bool = False
+    untied: bool = False
+    stage: int = 2
 
     @property
     def tokens(self) -> int:
@@ -56,7 +60,10 @@ CASES: Mapping[str, Case] = {
         vocabulary=50304,
     ),
     "llama-2k": _LLAMA,
-    "llama-8k": dataclasses.replace(_LLAMA, rows=1, length=8192),
+    "llama-8b": Case(
+        model="llama", rows=3, length=8192, layers=32, width=4096, heads=32, kv_heads=8,
+        inner=14336, vocabulary=128256, recompute=True, untied=True, stage=3,
+    ),
     "bert": Case(
         model="bert", rows=32, length=512, layers=12, width=768, heads=12, kv_heads=12, inner=3072,
         vocabulary=30522,
@@ -72,9 +79,9 @@ TINY: Mapping[str, Case] = {
         model="llama", rows=1, length=256, layers=4, width=256, heads=4, kv_heads=2, inner=512,
         vocabulary=1024, recompute=True,
     ),
-    "llama-8k": Case(
+    "llama-8b": Case(
         model="llama", rows=1, length=512, layers=2, width=256, heads=4, kv_heads=2, inner=512,
-        vocabulary=1024, recompute=True,
+        vocabulary=1024, recompute=True, untied=True, stage=3,
     ),
     "bert": Case(
         model="bert", rows=2, length=256, layers=2, width=256, heads=4, kv_heads=4, inner=1024,
@@ -85,8 +92,8 @@ TINY: Mapping[str, Case] = {
 SIZES = {"full": CASES, "tiny": TINY}
 TITLES = {
     "gpt2": "GPT-2, 124 M parameters",
-    "llama-2k": "Llama 3.2's 1 B, rows of 2,048 tokens",
-    "llama-8k": "Llama 3.2's 1 B, rows of 8,192 tokens",
+    "llama-2k": "Llama 3.2's 1 B, 4 rows of 2,048 tokens a chip",
+    "llama-8b": "Llama 3.1 8B, 3 rows of 8,192 tokens a chip",
     "bert": "BERT-base",
     "resnet": "ResNet-50",
 }
@@ -100,7 +107,6 @@ class Row:
         title: in the table.
         writer: the module of this package that traces it.
         options: told to it.
-        models: the models that it differs for; None for all.
         flags: whether it is compiled with the flags of the TPU compiler that spmdzero has for the
             chip.
         calibrates: seconds a step that others measured of it, see `calibration`.
@@ -109,85 +115,57 @@ class Row:
     title: str
     writer: str
     options: Mapping[str, Any]
-    models: tuple[str, ...] | None = None
     flags: bool = False
     calibrates: float | None = None
 
 
-_TOKENS = ("gpt", "llama", "bert")
+def _ours(title: str, *, flags: bool = False, **options: Any) -> Row:
+    return Row(title=title, writer="ours", options=options, flags=flags)
 
 
-def _ours(
-    title: str, *, models: tuple[str, ...] | None = None, flags: bool = False, **options: Any
-) -> Row:
-    return Row(title=title, writer="ours", options=options, models=models, flags=flags)
+def _jax(title: str, *, flags: bool = False, measured: float | None = None, **options: Any) -> Row:
+    return Row(title=title, writer="by_hand", options=options, flags=flags, calibrates=measured)
 
 
-def _jax(
-    title: str,
-    *,
-    models: tuple[str, ...] | None = None,
-    flags: bool = False,
-    measured: float | None = None,
-    **options: Any,
-) -> Row:
-    return Row(
-        title=title, writer="by_hand", options=options, models=models, flags=flags,
-        calibrates=measured,
-    )  # fmt: skip
-
-
-_PLAIN_WIRE = {"reduction": "annotated"}
-_PLAIN = {"attention": "plain", **_PLAIN_WIRE}
+_PLAIN = {"attention": "plain", "reduction": "annotated"}
+_MAXTEXT = {
+    "attention": "splash", "loss": "chunked", "region": True, "scan": True, "zero": 3,
+    "recompute": "all",
+}  # fmt: skip
 ROWS: Mapping[str, Row] = {
     "ours": _ours("spmdzero"),
     "ours-wire": _ours("its wire hidden, `xla_flags`", flags=True),
-    "ours-plain-attention": _ours(
-        "without the attention kernel", models=_TOKENS, spmd={"attention": "plain"}
-    ),
-    "ours-plain-loss": _ours("without the fused loss", models=_TOKENS, loss="plain"),
-    "ours-scan": _ours("with its blocks in a loop, `scan`", models=_TOKENS, spmd={"scan": "auto"}),
-    "ours-annotated": _ours("its reduction annotated", spmd=_PLAIN_WIRE),
+    "ours-plain-attention": _ours("without the attention kernel", spmd={"attention": "plain"}),
+    "ours-plain-loss": _ours("without the fused loss", loss="plain"),
+    "ours-scan": _ours("with its blocks in a loop, `scan`", spmd={"scan": "on"}),
     "ours-dots": _ours(
-        "with matrix products kept, the rest computed again",
-        models=("gpt", "llama"),
-        spmd={"recompute": "dots"},
+        "with matrix products kept, the rest computed again", spmd={"recompute": "dots"}
     ),
-    "ours-everything": _ours(
-        "with everything computed again", models=("gpt",), spmd={"recompute": "everything"}
-    ),
-    "ours-nothing": _ours(
-        "with nothing computed again", models=("llama",), spmd={"recompute": "nothing"}
-    ),
-    "ours-none": _ours(
-        "without any of them", models=_TOKENS, loss="plain", spmd=_PLAIN
-    ),
+    "ours-everything": _ours("with everything computed again", spmd={"recompute": "everything"}),
+    "ours-nothing": _ours("with nothing computed again", spmd={"recompute": "nothing"}),
+    "ours-none": _ours("without any of them", loss="plain", spmd=_PLAIN),
     "jax-plain": _jax("JAX by hand, plain"),
     "jax-splash": _jax(
-        "JAX by hand, splash attention", attention="splash", loss="whole", region=True,
-        models=_TOKENS,
+        "JAX by hand, splash attention", attention="splash", loss="whole", region=True
     ),
-    "jax-chunked": _jax(
-        "JAX by hand, splash, chunked loss", attention="splash", loss="chunked", region=True,
-        models=_TOKENS,
-    ),
-    "jax-scan": _jax(
-        "JAX by hand, splash, chunked loss, scan, as MaxText", attention="splash", loss="chunked",
-        region=True, scan=True, zero=3, recompute="all", models=_TOKENS,
-    ),
+    "jax-scan": _jax("JAX by hand, splash, chunked loss, scan, as MaxText", **_MAXTEXT),
     "jax-splash-flags": _jax(
         "JAX by hand, splash attention, spmdzero's flags", attention="splash", loss="whole",
-        region=True, flags=True, models=_TOKENS,
+        region=True, flags=True,
     ),
-    "jax-scan-flags": _jax(
-        "JAX by hand, as MaxText, spmdzero's flags", attention="splash", loss="chunked",
-        region=True, scan=True, zero=3, recompute="all", flags=True, models=_TOKENS,
-    ),
-    "jax-last": _jax(
-        "JAX by hand, channels last", region=True, channels_last=True, models=("resnet",)
-    ),
-    "fsdpv2": Row(title="torch_xla's FSDPv2", writer="fsdpv2", options={}),
 }  # fmt: skip
+TABLES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "gpt2": ("v5e:2x4", (
+        "ours", "ours-wire", "ours-plain-attention", "ours-plain-loss", "ours-scan", "ours-dots",
+        "ours-everything", "ours-none", "jax-plain", "jax-splash", "jax-scan", "jax-splash-flags",
+    )),
+    "llama-2k": ("v6e:2x4", ("ours", "ours-dots", "ours-nothing")),
+    "llama-8b": ("v6e:2x4", ("ours-scan", "jax-scan")),
+    "bert": ("v5e:2x4", ("ours", "jax-plain", "jax-splash")),
+    "resnet": ("v5e:2x4", ("ours", "jax-plain")),
+}  # fmt: skip
+"""Case -> the chips that it is compiled for, and its rows of `ROWS`."""
+TOPOLOGIES = tuple(dict.fromkeys(topology for topology, _ in TABLES.values()))
 CALIBRATION: Mapping[str, Row] = {
     "measured-plain": _jax(
         "plain attention, everything computed again", region=True, zero=3, scan=True,
@@ -214,15 +192,16 @@ CALIBRATION: Mapping[str, Row] = {
         attention="splash", measured=0.337,
     ),
 }  # fmt: skip
-CALIBRATED = ("llama-2k", "v6e:2x4")
-"""The case and the chips of `CALIBRATION`."""
+CALIBRATED = "llama-2k"
+"""The case of `CALIBRATION`."""
+MEASURED_8B = 3.443
+"""Seconds a step of "llama-8b" by MaxText, on 8 chips of v6e: `jax-scan` is written as it is."""
 
 
-def rows_of(case: str, topology: str) -> dict[str, Row]:
+def rows_of(case: str) -> dict[str, Row]:
     """The rows of a table, by name."""
-    model = CASES[case].model
-    rows = {n: row for n, row in ROWS.items() if row.models is None or model in row.models}
-    return rows | (CALIBRATION if (case, topology) == CALIBRATED else {})
+    rows = {name: ROWS[name] for name in TABLES[case][1]}
+    return rows | (CALIBRATION if case == CALIBRATED else {})
 
 
 def devices_of(topology: str) -> int:

@@ -1,6 +1,7 @@
 """Compiles prepared programs with libtpu: needs Python, jax and libtpu, nothing of spmdzero."""
 
 import gzip
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -59,6 +60,8 @@ def _compile(root: Path, digest: str, *, timeout: int) -> None:
         except subprocess.TimeoutExpired:
             result["failed"] = f"took more than {timeout} s"
         result["seconds"] = round(time.monotonic() - start, 1)
+        result["date"] = time.strftime("%Y-%m-%d")
+        result["libtpu"] = importlib.metadata.version("libtpu")
         if hlo.exists():
             (program / "hlo.gz").write_bytes(gzip.compress(hlo.read_bytes(), 6))
     (program / "result").write_text(json.dumps(result))

@@ -98,10 +98,11 @@ def _llama(case: Case) -> Model:
         y = _rms_norm(x, p["norm_2"])
         return x + (jax.nn.silu(y @ p["gate"]) * (y @ p["up"])) @ p["down"]
 
+    head = "head" if case.untied else "token"
     return Model(
-        outer={"token": (case.vocabulary, w), "norm": (w,)}, layer=layer, block=block,
-        enter=lambda p, tokens: p["token"][tokens],
-        leave=lambda p, x, y, loss: loss(_rms_norm(x, p["norm"]), p["token"], None, y),
+        outer={"token": (case.vocabulary, w), "norm": (w,), head: (case.vocabulary, w)},
+        layer=layer, block=block, enter=lambda p, tokens: p["token"][tokens],
+        leave=lambda p, x, y, loss: loss(_rms_norm(x, p["norm"]), p[head], None, y),
     )  # fmt: skip
 
 

@@ -36,19 +36,25 @@ def measure(
             "type": "AdamW",
             "params": {"lr": LEARNING_RATE, "weight_decay": WEIGHT_DECAY},
         },
-        "zero_optimization": {"stage": 2},
+        "zero_optimization": {"stage": what.stage},
         "bf16": {"enabled": True},
         "gradient_clipping": CLIP,
     }
+    fused = {"fused_loss": True} if what.untied else {}
     again = "everything" if what.recompute else "nothing"
     found = {}
     for topology, request in requests.items():
         flags = topology.partition(":")[0] if options["flags"] else "none"
-        config["spmd"] = {"xla_flags": flags, "recompute": again, **options.get("spmd", {})}
+        config["spmd"] = {
+            "xla_flags": flags,
+            "recompute": again,
+            **fused,
+            **options.get("spmd", {}),
+        }
         with tempfile.TemporaryDirectory() as scratch:
             os.environ[_passes.FOLDER] = scratch
             with contextlib.suppress(WaitingError):
-                spmdzero.explain(model, config, batch, tpu=[topology], stages=(2,))
+                spmdzero.explain(model, config, batch, tpu=[topology], stages=(what.stage,))
             ordered = sorted(Path(scratch).iterdir())
             kept = [_kept(Path(root), program, request["environment"]) for program in ordered]
         found[topology] = {"programs": kept}

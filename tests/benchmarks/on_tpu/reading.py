@@ -18,6 +18,7 @@ class Figures:
         problem: why there are no figures, "" where there are.
         time: of a step, None with a problem.
         peak: bytes of one chip that are in use at once, what it needs where it doesn't fit.
+        compiled: the date and libtpu's version.
         compile_seconds: of the compiler, on the machine that compiled.
         mfu: the model's arithmetic over what the chip could do in that time.
     """
@@ -26,6 +27,7 @@ class Figures:
     problem: str = ""
     time: StepTime | None = None
     peak: int | None = None
+    compiled: str = ""
     compile_seconds: float = 0.0
     mfu: float = 0.0
 
@@ -65,6 +67,7 @@ def read(root: Path, row: Mapping[str, Any], *, flops: float) -> Figures:
         row=name,
         time=time,
         peak=max(result["peak"] for result in made),
+        compiled=f"{made[-1].get('date', '')} {made[-1].get('libtpu', '')}",
         compile_seconds=seconds,
         mfu=flops / (time.seconds * chips.chip.bf16_flops),
     )

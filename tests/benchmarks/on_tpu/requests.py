@@ -12,12 +12,14 @@ def request_of(topology: str, *, flags: bool) -> dict[str, Any]:
     return {
         "topology": chips.slice_name,
         "slices": chips.slices,
+        "cores": chips.chip.cores,
+        "devices": chips.devices,
         "flags": {
             **_aot._LEAN,
             **flag_sets.ALWAYS,
             **(flag_sets.flags_for(chips.chip.name) if flags else {}),
         },
-        "stablehlo": False,
+        "stablehlo": True,
         "input_shardings": {},
         "environment": dict(_aot._ENVIRONMENT),
     }

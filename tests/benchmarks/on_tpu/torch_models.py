@@ -4,24 +4,24 @@ import torch
 import torch.nn.functional as F
 from harness.workload import GPT, Size
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from on_tpu.cases import Case
 from spmdzero.nn import linear_cross_entropy
 
 
-def build(case: Case, *, fused_loss: bool, checkpointed: bool = False) -> nn.Module:
+def build(case: Case, *, fused_loss: bool) -> nn.Module:
     """`model(inputs, targets)` is the mean loss.
 
     Args:
         case: which.
-        fused_loss: whether it is spmdzero's, which holds no logits.
-        checkpointed: whether the model itself has its blocks computed again; Llama's can.
+        fused_loss: whether it is spmdzero's, which holds no logits; for transformers' models the
+            config says so.
     """
-    made = {"gpt": _gpt, "llama": Llama, "bert": Bert, "resnet": ResNet}[case.model]
+    llama = TransformersLlama if case.untied else Llama
+    made = {"gpt": _gpt, "llama": llama, "bert": Bert, "resnet": ResNet}[case.model]
     with torch.device("meta"):
         model = made(case)
-    model.fused, model.checkpointed = fused_loss, checkpointed
+    model.fused = fused_loss
     return model
 
 
@@ -108,7 +108,7 @@ class Llama(_WithLoss):
 
     def __init__(self, case: Case) -> None:
         super().__init__()
-        self.size, self.checkpointed = case.width // case.heads, False
+        self.size = case.width // case.heads
         self.token = nn.Embedding(case.vocabulary, case.width)
         self.blocks = nn.ModuleList(LlamaBlock(case) for _ in range(case.layers))
         self.norm = nn.RMSNorm(case.width)
@@ -119,10 +119,7 @@ class Llama(_WithLoss):
         hidden = self.token(tokens)
         cos, sin = self._turns(tokens.shape[1], hidden)
         for block in self.blocks:
-            if self.checkpointed:
-                hidden = checkpoint(block, hidden, cos, sin, use_reentrant=False)
-            else:
-                hidden = block(hidden, cos, sin)
+            hidden = block(hidden, cos, sin)
         return self.loss(self.norm(hidden), self.head, targets)
 
     def _turns(self, length: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -130,6 +127,25 @@ class Llama(_WithLoss):
         places = torch.arange(length, device=like.device, dtype=torch.float32)
         angles = torch.outer(places, 500000.0**-halves).repeat(1, 2)
         return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
+class TransformersLlama(nn.Module):
+    """The same with transformers' own module, whose head has a weight of its own."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        config = LlamaConfig(
+            vocab_size=case.vocabulary, hidden_size=case.width, intermediate_size=case.inner,
+            num_hidden_layers=case.layers, num_attention_heads=case.heads,
+            num_key_value_heads=case.kv_heads, max_position_embeddings=case.length,
+            rope_theta=500000.0, rms_norm_eps=1e-5, use_cache=False,
+        )  # fmt: skip
+        self.model = LlamaForCausalLM(config)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=tokens, labels=targets).loss
 
 
 class BertBlock(nn.Module):

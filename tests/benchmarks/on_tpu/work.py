@@ -1,5 +1,7 @@
 """How much arithmetic a step of a model is, however it is written."""
 
+import dataclasses
+
 from torch.utils.flop_counter import FlopCounterMode
 
 from on_tpu.cases import Case
@@ -12,6 +14,8 @@ def model_flops(case: Case) -> float:
     Nothing that is computed again counts, and of causal attention half, whatever a program makes of
     its mask.
     """
+    # A head of its own is no other product, and transformers' module reads values.
+    case = dataclasses.replace(case, untied=False)
     model = build(case, fused_loss=False).bfloat16()
     with FlopCounterMode(display=False) as counter:
         model(*batch_of(case, devices=1))
