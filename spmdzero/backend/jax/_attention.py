@@ -63,7 +63,9 @@ class AttentionOp:
             return call(self.direction, self.form, self.forms, arrays)
         # The compiler can't divide a kernel: each device of a replica has its own heads.
         sizes = jax.sharding.get_abstract_mesh().shape
-        own = AttentionOp(self.direction, _shared(self.form, math.prod(map(sizes.get, axes))))
+        own = AttentionOp(
+            self.direction, _shared(self.form, math.prod(sizes[axis] for axis in axes))
+        )
         split = own.form != self.form
         heads = PartitionSpec(None, axes) if split else PartitionSpec()
         specs = tuple(heads if array.shape[1] > 1 else PartitionSpec() for array in arrays)
