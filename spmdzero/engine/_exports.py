@@ -18,6 +18,7 @@ from spmdzero.formats import (
     write_for_deepspeed,
 )
 from spmdzero.state._by_the_first_host import written_by_the_first_host
+from spmdzero.state._distributed_state import DistributedState
 from spmdzero.state._live_state import live_state
 from spmdzero.state._training import Training
 
@@ -97,6 +98,13 @@ class Exports:
         state = live_state(self._training, exclude_frozen=exclude_frozen_parameters)
         written_by_the_first_host(state, keep)
         return found
+
+    def distributed_state(self) -> DistributedState:
+        """The state as DTensors, which `torch.distributed.checkpoint` saves and loads.
+
+        Every host calls it, and what it returns. It makes a process group if there is none.
+        """
+        return DistributedState(self._training)
 
     def save_fp16_model(
         self, save_dir: str | os.PathLike[str], save_filename: str = "pytorch_model.bin"

@@ -30,6 +30,8 @@ from spmdzero.formats.native import (
     SaveOrder,
     complete_tags,
     held_for,
+    host_bytes,
+    host_from,
     newest_complete,
     save_native,
 )
@@ -60,6 +62,8 @@ __all__ = [
     "format_of",
     "fp32_weights",
     "held_for",
+    "host_bytes",
+    "host_from",
     "latest_tag",
     "meet",
     "naming_the_newest",

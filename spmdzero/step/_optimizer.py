@@ -1,5 +1,6 @@
 """The optimizer that updates shards: masters, moments and the gather of parameters."""
 
+import inspect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -202,7 +203,8 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
                 "place in the sharding plan. Pass all groups as model_parameters; one that trains "
                 'later can start with "lr": 0'
             )
-        super().add_param_group(param_group)
+        # torch hides it from torch.compile, for which the first call imports that, for a second.
+        inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
 
     def state_dict(self) -> dict[str, Any]:
         """The states in torch's form, whole and on the CPU, whatever the mesh.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from spmdzero.backend import current
-from tests.support.processes import ROOT, environment
+from tests.support.processes import ROOT, environment, run_python
 
 # Set by torch_xla or JAX for itself while it is imported.
 THEIRS = {
@@ -101,3 +101,18 @@ def test_each_module_is_an_attribute_of_its_package_without_an_import(first: Fir
 def test_xla_compiles_as_torch_computes_although_no_variable_says_so(first: First) -> None:
     assert "xla_cpu_use_xnnpack: false" in first.options
     assert "xla_cpu_enable_fast_min_max: false" in first.options
+
+
+STEPS = """
+import sys, torch, spmdzero
+from tests.support.engines import Mean, config
+engine, *_ = spmdzero.initialize(model=Mean(), config=config())
+for _ in range(3):
+    engine.train_batch(torch.ones(engine.mesh.size, 4))
+print(*sorted({"torch._dynamo", "torch._inductor", "torch.onnx"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.skipif(current().name != "jax", reason="torch_xla captures steps by torch's dynamo")
+def test_a_start_imports_no_compiler_of_torchs() -> None:
+    assert run_python("-c", STEPS, fresh=True).split() == []

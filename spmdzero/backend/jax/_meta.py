@@ -7,6 +7,7 @@ import torch
 
 from spmdzero.backend.forms._tree import form_of, mapped
 from spmdzero.backend.jax._tensor import meta_of
+from spmdzero.backend.jax._without_dynamo import leave_dynamo_out
 
 # Results by their keys: torch takes up to 0.2 ms for an operation that it writes in Python, and
 # each step asks for the same ones as the step before. The dict is emptied when it is full.
@@ -34,6 +35,7 @@ def on_meta(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _made(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    leave_dynamo_out()
     args, named = mapped((tuple(args), dict(kwargs)), torch.Tensor, meta_of)
     if "device" in named:
         named["device"] = torch.device("meta")

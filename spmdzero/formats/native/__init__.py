@@ -1,6 +1,7 @@
 """spmdzero's own checkpoint format: each process writes its part, and a commit file vouches."""
 
 from spmdzero.formats.native._folder import complete_tags, is_foreign, newest_complete
+from spmdzero.formats.native._host_file import host_bytes, host_from
 from spmdzero.formats.native._manifest import COMMIT
 from spmdzero.formats.native._order import Retention, SaveOrder
 from spmdzero.formats.native._read import read_native
@@ -14,6 +15,8 @@ __all__ = [
     "SaveOrder",
     "complete_tags",
     "held_for",
+    "host_bytes",
+    "host_from",
     "is_foreign",
     "newest_complete",
     "read_native",

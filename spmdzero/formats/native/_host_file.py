@@ -4,7 +4,7 @@ import dataclasses
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -62,8 +62,22 @@ def read_host(path: Path) -> HostState:
         OSError: the file can't be read.
         ValueError: it holds other values.
     """
+    with path.open("rb") as file:
+        return host_from(file)
+
+
+def host_bytes(state: HostState) -> bytes:
+    """The bytes of the file of `write_host`; raises as `require_storable`."""
+    require_storable(state)
+    file = io.BytesIO()
+    torch.save(_fields(state), file)
+    return file.getvalue()
+
+
+def host_from(file: BinaryIO) -> HostState:
+    """The state in an open file of `write_host`; raises as `read_host`."""
     try:
-        with path.open("rb") as file, safe_values():
+        with safe_values():
             fields = torch.load(file, map_location="cpu", weights_only=True)
         found = HostState(**made(fields))
     except OSError:
