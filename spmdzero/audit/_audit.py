@@ -83,7 +83,7 @@ class Audit:
         }
         findings, inputs = list[Finding](), 0
         for kind, (text, outputs) in self._texts.items():
-            program = ReadProgram(text, outputs=outputs, tensor=engine.mesh.spec.tensor)
+            program = ReadProgram(text, outputs=outputs, **engine.mesh.spec.sharing)
             findings += program.findings(
                 dtypes=dtypes,
                 where=f"{kind} program",

@@ -28,15 +28,19 @@ class ReadProgram:
 
     Args:
         hlo: the program's text, traced while scopes were recorded.
-        outputs, tensor: as in `CollectiveLedger.from_hlo`.
+        outputs, tensor, sequence: as in `CollectiveLedger.from_hlo`.
 
     Raises:
         SpmdZeroUsageError: `hlo` is not one HLO module.
     """
 
-    def __init__(self, hlo: str, *, outputs: Sequence[str] = (), tensor: int = 1) -> None:
+    def __init__(
+        self, hlo: str, *, outputs: Sequence[str] = (), tensor: int = 1, sequence: int = 1
+    ) -> None:
         self._module = parse(hlo)
-        self._pairs = list(read_collectives(self._module, outputs=outputs, tensor=tensor))
+        self._pairs = list(
+            read_collectives(self._module, outputs=outputs, tensor=tensor, sequence=sequence)
+        )
         self.ledger = CollectiveLedger.of(self._module, (c for _, c in self._pairs))
 
     @cached_property
@@ -73,6 +77,7 @@ class ReadProgram:
         """
         yield from _leaks([c for c in self.stray if c.op_name or not over_slices], where)
         yield from _gathers(self.ledger.of_role("tensor"), where)
+        yield from _gathered_rows(self.ledger.of_role("sequence"), where)
         wide = [
             collective
             for place, (instruction, collective) in enumerate(self._pairs)
@@ -125,6 +130,22 @@ def _gathers(within: Sequence[Collective], where: str) -> Iterator[Finding]:
             "as where one weight is several in one",
             fix='split other weights, or this one along another dim: "spmd": {"partition": {...}}; '
             '"skip" leaves it whole',
+            evidence=evidence,
+        )
+
+
+def _gathered_rows(within: Sequence[Collective], where: str) -> Iterator[Finding]:
+    """Yields what devices that share rows gather whole: attention gets its rows otherwise."""
+    gathered = [c for c in within if c.kind == "all-gather" and not c.is_scalar]
+    for subject, evidence in _by_subject(gathered, where):
+        yield Finding(
+            name="gathered-over-sequence",
+            severity="warning",
+            subject=subject,
+            cause="the operation needs whole rows, or the compiler can't divide it by positions, "
+            "and each device of the mesh axis sequence then holds them whole",
+            fix="attention by torch.nn.functional.scaled_dot_product_attention (transformers: "
+            'attn_implementation="sdpa"), and operations that keep dim 1 for positions',
             evidence=evidence,
         )
 

@@ -10,6 +10,7 @@ from spmdzero.errors import AuditError
 
 Name = Literal[
     "stray-activation-collective",
+    "gathered-over-sequence",
     "gathered-over-tensor",
     "wide-dtype",
     "replicated-large-state",

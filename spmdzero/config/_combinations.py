@@ -18,7 +18,7 @@ def check_combinations(config: SpmdZeroConfig) -> None:
     _low_masters_need_zero(config)
     _scaling_before_reduction(config)
     _stage_3(config)
-    _tensor_axis(config)
+    _shared_replicas(config)
 
 
 def _one_precision(config: SpmdZeroConfig) -> None:
@@ -106,21 +106,32 @@ def _stage_3(config: SpmdZeroConfig) -> None:
         )
 
 
-def _tensor_axis(config: SpmdZeroConfig) -> None:
-    size, written = config.tensor_parallel.autotp_size, config.spmd.mesh.get("tensor")
-    if size > 1 and written not in (None, size):
+def _shared_replicas(config: SpmdZeroConfig) -> None:
+    for axis, key, size in (
+        ("sequence", "sequence_parallel_size", config.sequence_parallel_size),
+        ("tensor", "tensor_parallel.autotp_size", config.tensor_parallel.autotp_size),
+    ):
+        written = config.spmd.mesh.get(axis)
+        if size > 1 and written not in (None, size):
+            raise SpmdZeroConfigError(
+                key=key,
+                value=size,
+                reason=f"spmd.mesh has {written} devices on the axis {axis}, which is the same "
+                "axis",
+                fix="Write it once.",
+            )
+        if config.mesh_axes.get(axis, 1) != 1 and config.spmd.forward != "region":
+            raise SpmdZeroConfigError(
+                key="spmd.forward",
+                value=config.spmd.forward,
+                reason=f"the axis {axis} divides what happens in the replica region",
+                fix=f'Write "region", or leave the axis {axis} out.',
+            )
+    axes = config.mesh_axes
+    if axes.get("sequence", 1) != 1 != axes.get("tensor", 1):
         raise SpmdZeroConfigError(
-            key="tensor_parallel.autotp_size",
-            value=size,
-            reason=f"spmd.mesh has {written} devices on the axis tensor, which is the same axis",
-            fix="Write it once.",
-        )
-    if config.mesh_axes.get("tensor", 1) == 1:
-        return
-    if config.spmd.forward != "region":
-        raise SpmdZeroConfigError(
-            key="spmd.forward",
-            value=config.spmd.forward,
-            reason="the axis tensor divides what happens in the replica region",
-            fix='Write "region", or leave the axis tensor out.',
+            key="spmd.mesh",
+            value=axes,
+            reason="a replica is shared over the axis sequence or over the axis tensor, not both",
+            fix='Write one of them: {"fsdp": -1, "sequence": 4} for long rows.',
         )

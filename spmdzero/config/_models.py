@@ -88,6 +88,8 @@ class SpmdZeroConfig(Section):
         memory_breakdown: whether the memory of parameters and states is logged after steps.
         dump_state: whether the config and the engine's state are logged at construction.
         log_level: level of the logger "spmdzero"; None doesn't change it.
+        sequence_parallel_size: number of devices that share each row, the size of the mesh's axis
+            ``sequence``; 0 and 1 turn it off.
         allgather_size, disable_allgather, disable_python_gc, pipeline,
             seq_parallel_communication_data_type, use_data_before_expert_parallelism,
             vocabulary_size, zero_force_ds_cpu_optimizer: see `NO_MEANING`.
@@ -105,6 +107,7 @@ class SpmdZeroConfig(Section):
     communication_data_type: Dtype | None = None
     zero_allow_untested_optimizer: bool = False
     dataloader_drop_last: bool = False
+    sequence_parallel_size: Natural = 1
     allgather_size: Natural = 500_000_000
     disable_allgather: bool = False
     disable_python_gc: bool = False
@@ -142,8 +145,11 @@ class SpmdZeroConfig(Section):
     @property
     def mesh_axes(self) -> dict[str, int]:
         """Number of devices on each mesh axis; -1 takes the remaining ones."""
-        size = self.tensor_parallel.autotp_size
-        return {**self.spmd.mesh, "tensor": size} if size > 1 else self.spmd.mesh
+        named = {
+            "sequence": self.sequence_parallel_size,
+            "tensor": self.tensor_parallel.autotp_size,
+        }
+        return self.spmd.mesh | {axis: size for axis, size in named.items() if size > 1}
 
     @property
     def source(self) -> dict[str, Any]:

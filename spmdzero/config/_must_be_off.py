@@ -41,7 +41,9 @@ def _names(names: str) -> tuple[str, ...]:
 
 
 _ENABLED = {"enabled": False}
-_ONE_PARALLELISM = "the axes of the mesh are data, fsdp and tensor: there is no other parallelism"
+_ONE_PARALLELISM = (
+    "the axes of the mesh are data, fsdp, sequence and tensor: there is no other parallelism"
+)
 _GATHERED = "parameters are gathered in their own dtype, or in autocast's"
 _COLLECTIVES = "collectives run in fp32, bf16 or fp16"
 _HALF_AS_WIDE = 'Remove the key; "bf16": {"enabled": true} halves what is gathered of fp32.'
@@ -102,7 +104,6 @@ _PARALLELISM: dict[str, OffValue | OffSection] = {
         ),
         reason=_ONE_PARALLELISM,
     ),
-    "sequence_parallel_size": OffValue(off=1, reason=_ONE_PARALLELISM),
 }
 
 _FEATURES: dict[str, OffValue | OffSection] = {

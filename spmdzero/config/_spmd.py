@@ -14,7 +14,7 @@ BackendName = Literal["auto", "torch_xla", "jax"]
 RecomputePolicy = Literal["nothing", "dots", "everything", "offload"]
 OutputRule = Literal["batch", "mean", "sum", "agree", "stack"]
 
-_AXES = ("data", "fsdp", "tensor")
+_AXES = ("data", "fsdp", "sequence", "tensor")
 # Key -> the values that a global forward allows, and the reason for refusing other values.
 _NEEDS_THE_REGION: dict[str, tuple[tuple[object, ...], str]] = {
     "reduction": (("annotated", "auto"), "explicit reduction happens in the replica region"),
@@ -32,8 +32,8 @@ class SpmdConfig(Section):
         backend: the backend that traces and compiles: "torch_xla", "jax", or the value of the
             environment variable SPMDZERO_BACKEND, else torch_xla if it is installed and JAX if not
             ("auto"). A process has one backend.
-        mesh: number of devices on each mesh axis, "data" before "fsdp" before "tensor"; -1 takes
-            the remaining devices.
+        mesh: number of devices on each mesh axis, "data" before "fsdp" before "sequence" before
+            "tensor"; -1 takes the remaining devices.
         partition: how the axis "tensor" splits weights, by patterns of parameters' names in which
             * is anything: "column" splits what a layer makes, "row" what it takes, a number is the
             weight's dim, "skip" splits nothing. The first pattern that matches counts; a name that
@@ -95,12 +95,14 @@ class SpmdConfig(Section):
     @classmethod
     def _axes(cls, mesh: dict[str, int]) -> dict[str, int]:
         example = (
-            'Write {"fsdp": -1}, {"data": 2, "fsdp": -1} for two replicas of the shards, or '
-            '{"fsdp": -1, "tensor": 2} for weights that two devices share.'
+            'Write {"fsdp": -1}, {"data": 2, "fsdp": -1} for two replicas of the shards, '
+            '{"fsdp": -1, "sequence": 2} for rows that two devices share, or '
+            '{"fsdp": -1, "tensor": 2} for weights.'
         )
         if not {"fsdp"} <= mesh.keys() <= set(_AXES):
             raise RefusedValueError(
-                "the mesh axes are 'fsdp' and, if wanted, 'data' and 'tensor'", fix=example
+                "the mesh axes are 'fsdp' and, if wanted, 'data', 'sequence' and 'tensor'",
+                fix=example,
             )
         if list(mesh.values()).count(-1) > 1:
             raise RefusedValueError("only one axis can take the devices that are left", fix=example)
@@ -215,8 +217,11 @@ def mesh_axes_of(config: Mapping[str, Any]) -> dict[str, int]:
     written, axes = _value(config, "spmd", "mesh"), {"fsdp": -1}
     if isinstance(written, Mapping) and all(isinstance(size, int) for size in written.values()):
         axes = dict(written)
-    size = _value(config, "tensor_parallel", "autotp_size")
-    return {"tensor": size} | axes if isinstance(size, int) and size > 1 else axes
+    named = {
+        "sequence": config.get("sequence_parallel_size"),
+        "tensor": _value(config, "tensor_parallel", "autotp_size"),
+    }
+    return {axis: n for axis, n in named.items() if isinstance(n, int) and n > 1} | axes
 
 
 def _value(config: Mapping[str, Any], section: str, key: str) -> Any:

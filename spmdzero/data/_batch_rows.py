@@ -80,7 +80,7 @@ class BatchRows:
     def __init__(self, micro_batch: int, mesh: MeshSpec) -> None:
         self.micro_batch = micro_batch
         self._local = local_replicas(mesh)
-        self._noun = "devices" if mesh.tensor == 1 else "replicas"
+        self._noun = "replicas" if mesh.sharing else "devices"
         self.of_process = False
         self.any_number = False
         self.announced: int | None = None

@@ -1,6 +1,7 @@
 """The parts of `initialize`: config, backend, placed module, training."""
 
 import logging
+import math
 from typing import Any
 
 import torch
@@ -142,12 +143,21 @@ def start_devices(settings: SpmdZeroConfig, *, dist_init_required: bool | None) 
     processes.connect(required=dist_init_required)
     require_same_settings(settings)
     spec = mesh_of(settings, runtime.device_count())
-    if runtime.local_device_count() % spec.tensor:
+    if spec.sequence > 1 and runtime.program_platform() == "TPU":
         raise SpmdZeroConfigError(
             key="spmd.mesh",
             value=dict(spec.axes),
-            reason=f"a host has {runtime.local_device_count()} devices, and the axis tensor would "
-            "go from host to host",
+            reason="libtpu 0.0.21 aborts where it cuts token ids and positions, integers of 64 "
+            "bits, along the axis sequence",
+            fix='Leave the axis out; "spmd": {"recompute": "offload", "fused_loss": true} trains '
+            "longer rows on a TPU.",
+        )
+    if runtime.local_device_count() % math.prod(spec.sharing.values()):
+        raise SpmdZeroConfigError(
+            key="spmd.mesh",
+            value=dict(spec.axes),
+            reason=f"a host has {runtime.local_device_count()} devices, and the axis "
+            f"{' and '.join(spec.sharing)} would go from host to host",
             fix="Choose a size that divides the devices of a host.",
         )
     return spec
@@ -161,17 +171,29 @@ def _refuse_on_torch_xla(settings: SpmdZeroConfig) -> None:
             reason=f"the backend {current().name} doesn't say what a program takes before it runs",
             fix='Write "everything", which keeps the least, or "spmd": {"backend": "jax"}.',
         )
-    size = settings.mesh_axes.get("tensor", 1)
-    if size != 1:
-        parallel = settings.tensor_parallel.autotp_size > 1
-        raise SpmdZeroConfigError(
-            key="tensor_parallel.autotp_size" if parallel else "spmd.mesh",
-            value=size if parallel else settings.spmd.mesh,
-            reason=f"the replica region of the backend {current().name} divides all axes of the "
-            "mesh, and leaves none to the compiler",
-            fix='Write "spmd": {"backend": "jax"}, or use ZeRO stage 3 for a model that is too '
-            "large.",
-        )
+    for axis, key, named, instead in (
+        (
+            "sequence",
+            "sequence_parallel_size",
+            settings.sequence_parallel_size,
+            'recompute blocks for rows that are too long: "spmd": {"recompute": "everything"}',
+        ),
+        (
+            "tensor",
+            "tensor_parallel.autotp_size",
+            settings.tensor_parallel.autotp_size,
+            "use ZeRO stage 3 for a model that is too large",
+        ),
+    ):
+        size = settings.mesh_axes.get(axis, 1)
+        if size != 1:
+            raise SpmdZeroConfigError(
+                key=key if named > 1 else "spmd.mesh",
+                value=size if named > 1 else settings.spmd.mesh,
+                reason=f"the replica region of the backend {current().name} divides all axes of "
+                f"the mesh, and leaves none, such as {axis}, to the compiler",
+                fix=f'Write "spmd": {{"backend": "jax"}}, or {instead}.',
+            )
     if settings.zero_optimization.stage == 3 and settings.spmd.scan != "off":
         raise SpmdZeroConfigError(
             key="spmd.scan",

@@ -88,7 +88,7 @@ def _line(settings: SpmdZeroConfig, batch: BatchSizes, mesh: MeshSpec) -> str:
         )
     )
     hosts = f" x {runtime.process_count()} hosts" if runtime.process_count() > 1 else ""
-    each = "device" if mesh.tensor == 1 else f"replica of {mesh.tensor} devices"
+    each = f"replica of {mesh.size // mesh.replicas} devices" if mesh.sharing else "device"
     return (
         f"spmdzero {version('spmdzero')}: {how}; {_rows(batch, mesh)} rows a process = "
         f"{batch.micro} a {each}, x {batch.accumulation} accumulation{hosts} = {batch.train} a step"

@@ -62,8 +62,10 @@ def tensor_dims(config: SpmdZeroConfig, model: nn.Module, *, mesh: MeshSpec) -> 
 
     Raises:
         SpmdZeroConfigError: nobody says how to split the model; or a dim, or the number of heads,
-            doesn't divide by the axis.
+            doesn't divide by the axis, or the heads by the axis ``sequence``.
     """
+    if mesh.sequence > 1:
+        _require_heads(model, mesh.sequence, mesh, keys=_HEADS[:-1])
     if mesh.tensor == 1:
         return {}
     rules, found = [*_rules(config, model)], dict[str, int]()
@@ -91,7 +93,7 @@ def tensor_dims(config: SpmdZeroConfig, model: nn.Module, *, mesh: MeshSpec) -> 
             "the names of your model.",
         )
     if any(_ATTENTION.search(name) for name in found):
-        _require_heads(model, mesh)
+        _require_heads(model, mesh.tensor, mesh, keys=_HEADS)
     return found
 
 
@@ -232,15 +234,14 @@ def _planned(plan: Mapping[str, str], name: str) -> Way | None:
     return None
 
 
-def _require_heads(model: nn.Module, mesh: MeshSpec) -> None:
+def _require_heads(model: nn.Module, parts: int, mesh: MeshSpec, *, keys: Sequence[str]) -> None:
     config = _config_of(model)
-    for key in _HEADS:
+    for key in keys:
         count = getattr(config, key, None)
-        if isinstance(count, int) and count % mesh.tensor:
+        if isinstance(count, int) and count % parts:
             raise _refuse(
                 mesh,
-                f"{type(model).__name__} has {key} = {count}, which {mesh.tensor} devices can't "
-                "share",
+                f"{type(model).__name__} has {key} = {count}, which {parts} devices can't share",
                 f"Choose a size that divides {count}.",
             )
 

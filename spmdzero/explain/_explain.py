@@ -94,7 +94,7 @@ def explain(
                             topologies=topologies)  # fmt: skip
             compiled[stage] = compile_on(found.programs, topologies, for_tpu=found.on_tpu,
                                          flags=flags, stage=stage, step=step,
-                                         tensor=found.engine.plan.mesh.tensor)  # fmt: skip
+                                         sharing=found.engine.plan.mesh.sharing)  # fmt: skip
             return found
 
         found = traced(own)
@@ -140,7 +140,7 @@ def explain_engine(
         stage, flags = engine.plan.stage, settings.spmd.xla_flags
         own = compile_on(
             programs, topologies, for_tpu=found.on_tpu, flags=flags, stage=stage, step=step,
-            tensor=engine.plan.mesh.tensor,
+            sharing=engine.plan.mesh.sharing,
         )  # fmt: skip
     return _put_together(found, {stage: own}, batch, topologies)
 

@@ -1,13 +1,16 @@
 """Compares a step's collectives with the least traffic that ZeRO needs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from spmdzero.explain._chips import Topology
 from spmdzero.explain._refused_scatters import RefusedScatter, refused_scatters
 from spmdzero.inspect import Collective, CollectiveLedger
 from spmdzero.plan import Role, ShardingPlan, TensorPlan
+
+# Roles of the ledger: what devices of one replica hand each other, by mesh axis.
+_SHARED = ("tensor", "sequence")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +38,8 @@ class Moves:
         wire_bytes: bytes that one device sends in a step.
         wire_elements: elements that one device sends to other replicas in a step, so that two
             dtypes compare.
-        tensor_bytes: bytes of `wire_bytes` that it sends to devices that share its replica's work.
+        tensor_bytes, sequence_bytes: bytes of `wire_bytes` that it sends to devices that share its
+            replica's work, over the mesh axes of these names.
         floor_elements: the least number: one reduction of each gradient and one gather of each
             updated parameter, Ψ(N-1)/N elements each; at stage 2 with K micro-batches K reductions.
         activations: collectives that move an activation, as the audit finds them.
@@ -49,6 +53,7 @@ class Moves:
     wire_bytes: int
     wire_elements: int
     tensor_bytes: int
+    sequence_bytes: int
     floor_elements: int
     activations: tuple[Collective, ...]
     unnamed: tuple[Collective, ...]
@@ -84,8 +89,9 @@ def measure_moves(
         target=target,
         programs=tuple(programs),
         wire_bytes=sum(runs * c.wire_bytes for c, runs in moved),
-        wire_elements=sum(runs * _wire_elements(c) for c, runs in moved if c.role != "tensor"),
-        tensor_bytes=sum(p.runs * shared_bytes(p.ledger) for p in programs),
+        wire_elements=sum(runs * _wire_elements(c) for c, runs in moved if c.role not in _SHARED),
+        tensor_bytes=sum(p.runs * shared_bytes(p.ledger, ["tensor"]) for p in programs),
+        sequence_bytes=sum(p.runs * shared_bytes(p.ledger, ["sequence"]) for p in programs),
         floor_elements=floor_elements(plan),
         activations=tuple(c for c in stray if c not in unnamed),
         unnamed=unnamed,
@@ -93,9 +99,9 @@ def measure_moves(
     )
 
 
-def shared_bytes(ledger: CollectiveLedger) -> int:
-    """Bytes that a device sends in a run to devices that share its replica's work."""
-    return sum(c.turns * c.wire_bytes for c in ledger.collectives if c.role == "tensor")
+def shared_bytes(ledger: CollectiveLedger, axes: Collection[str] = _SHARED) -> int:
+    """Bytes that a device sends in a run to devices that share its replica's work over `axes`."""
+    return sum(c.turns * c.wire_bytes for c in ledger.collectives if c.role in axes)
 
 
 def floor_elements(plan: ShardingPlan) -> int:

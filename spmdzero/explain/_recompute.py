@@ -143,7 +143,7 @@ def _on_topologies(
         with shown(sum(map(len, programs.values()))) as step:
             targets = compile_on(
                 (), topologies, for_tpu=programs, flags=settings.spmd.xla_flags, stage=stage,
-                step=step, tensor=1,
+                step=step, sharing={},
             )  # fmt: skip
         rooms = [budget or topology.chip.hbm_bytes for topology in topologies]
         sizes = zip(targets, rooms, strict=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from spmdzero.audit import Finding, ReadProgram
@@ -38,14 +38,14 @@ class Target:
         topology: the chips; None for this process's own compiler.
         traced: the programs before compilation.
         made: the same programs after compilation.
-        tensor: number of devices that share a replica's work.
+        sharing: axis -> its devices, of the axes along which devices share a replica's work.
     """
 
     name: str
     topology: Topology | None
     traced: tuple[TracedProgram, ...]
     made: tuple[Compiled, ...]
-    tensor: int = 1
+    sharing: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def compiled(self) -> bool:
@@ -64,7 +64,7 @@ class Target:
     @cached_property
     def _read(self) -> tuple[tuple[TracedProgram, ReadProgram], ...]:
         return tuple(
-            (traced, ReadProgram(made.hlo, outputs=traced.outputs, tensor=self.tensor))
+            (traced, ReadProgram(made.hlo, outputs=traced.outputs, **self.sharing))
             for traced, made in zip(self.traced, self.made, strict=True)
             if made.hlo is not None
         )
@@ -136,7 +136,7 @@ def compile_on(
     flags: str,
     stage: int,
     step: Step,
-    tensor: int,
+    sharing: Mapping[str, int],
 ) -> list[Target]:
     """Compiles a step for the topologies; the first target is this process's own, if compiled.
 
@@ -147,7 +147,7 @@ def compile_on(
         flags: the name of the config's set of flags.
         stage: the ZeRO stage, for the progress.
         step: shows the progress of a compilation.
-        tensor: number of devices that share a replica's work.
+        sharing: axis -> its devices, of the axes along which devices share a replica's work.
     """
     here = f"{runtime.platform().lower()}:{runtime.device_count()}"
 
@@ -157,7 +157,7 @@ def compile_on(
             return compile_for_tpu(program.annotated, topology, flags=flags_on(topology, flags))
 
     own = tuple(program.compiled for program in programs if program.compiled is not None)
-    target = partial(Target, tensor=tensor)
+    target = partial(Target, sharing=sharing)
     targets = [target(name=here, topology=None, traced=tuple(programs), made=own)] if own else []
     with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
         jobs = [

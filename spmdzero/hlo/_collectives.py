@@ -40,8 +40,8 @@ class Collective:
         in_loop: whether it runs once per turn of a while loop; the bytes are those of one turn.
         turns: number of times that one run of the program runs it; 1 outside of loops.
         role: the tag's role (``gradient``, ``parameter``, ``loss``, ``norm``, ``direction``,
-            ``update``); without a tag ``tensor`` among the devices of the mesh axis ``tensor``,
-            which share a replica's work, else "".
+            ``update``); without a tag ``tensor`` or ``sequence`` among the devices of the mesh axis
+            of that name, which share a replica's work, else "".
         tensor: the tag's tensor, "" if the tag has none.
         op_name: ``metadata={op_name=...}`` of the instruction.
         source: ``file:line`` that traced it, "" if the metadata doesn't tell.
@@ -75,7 +75,12 @@ class Collective:
 
 
 def read_collectives(
-    module: Module, *, outputs: Sequence[str] = (), hosts: int = 1, tensor: int = 1
+    module: Module,
+    *,
+    outputs: Sequence[str] = (),
+    hosts: int = 1,
+    tensor: int = 1,
+    sequence: int = 1,
 ) -> Iterator[tuple[Instruction, Collective]]:
     """Each collective in the text's order; a combined one has an entry for each of its tensors.
 
@@ -84,7 +89,8 @@ def read_collectives(
         outputs: the program's outputs in order, such as ``"parameter/wte.weight"``: they identify
             collectives for which the compiler kept no name.
         hosts: number of hosts, over which the devices are spread evenly, host after host.
-        tensor: number of neighbouring devices that share a replica's work.
+        tensor, sequence: sizes of the mesh axes of those names, the last of a mesh, along which
+            devices share a replica's work.
 
     Raises:
         SpmdZeroUsageError: the text does not say how many devices a collective spans.
@@ -93,9 +99,13 @@ def read_collectives(
     for instruction in module.instructions():
         kind = instruction.opcode.removesuffix("-start")
         if kind in _KINDS and not _goes_on(module, instruction):
-            shared = tensor > 1 and within(module, instruction, tensor)
+            shared = ""
+            if tensor > 1 and within(module, instruction, tensor):
+                shared = "tensor"
+            elif sequence > 1 and within(module, instruction, tensor * sequence):
+                shared = "sequence"
             for found in _of_each_operand(module, instruction, outputs, ends, hosts):
-                yield instruction, replace(found, role=found.role or "tensor") if shared else found
+                yield instruction, replace(found, role=found.role or shared)
 
 
 def _goes_on(module: Module, instruction: Instruction) -> bool:
@@ -130,6 +140,9 @@ def _of_each_operand(
     fused = instruction.computation.startswith("all-reduce-scatter")
     size = group_size(module, instruction)
     operands = module.operands(instruction)
+    if in_parts := kind == "all-to-all" and len(operands) > 1:
+        # One operand for each device that it goes to.
+        operands = operands[:1]
     # The last fusion of a chain has the result, and the name under which it was traced.
     held = instruction
     if module.starts_chain(instruction):
@@ -139,6 +152,8 @@ def _of_each_operand(
         payload = operand.shapes[0]
         if kind == "all-gather":
             payload = _gathered(payload, instruction, size)
+        if in_parts:
+            payload = Shape(payload.dtype, (size, *payload.dims))
         scattered = fused or kind == "reduce-scatter"
         if kind == "all-reduce" and not scattered:
             scattered = _only_own_part(module, instruction, element)

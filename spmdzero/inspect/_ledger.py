@@ -38,6 +38,7 @@ class CollectiveLedger(Shown):
         outputs: Sequence[str] = (),
         hosts: int = 1,
         tensor: int = 1,
+        sequence: int = 1,
     ) -> "CollectiveLedger":
         """The ledger of one optimised, SPMD-partitioned HLO module.
 
@@ -48,8 +49,8 @@ class CollectiveLedger(Shown):
             outputs: the program's outputs in order, such as ``"parameter/wte.weight"``: they name
                 collectives whose names the compiler has dropped.
             hosts: number of hosts over which the program's devices are spread evenly, host by host.
-            tensor: size of the mesh's axis ``tensor``: so many neighbours share a replica's work,
-                and their collectives without a tag have the role ``tensor``.
+            tensor, sequence: sizes of the mesh's axes of these names: so many neighbours share a
+                replica's work, and their collectives without a tag have the axis's name as role.
 
         Raises:
             SpmdZeroUsageError: ``text`` is not one HLO module, or does not give the number of
@@ -59,7 +60,7 @@ class CollectiveLedger(Shown):
         found = (
             collective
             for _, collective in read_collectives(
-                module, outputs=outputs, hosts=hosts, tensor=tensor
+                module, outputs=outputs, hosts=hosts, tensor=tensor, sequence=sequence
             )
         )
         return dataclasses.replace(cls.of(module, found, aliased=aliased), hosts=hosts)

@@ -61,7 +61,7 @@ def record_ledgers(engine: Engine) -> Iterator[StepLedgers]:
             text,
             outputs=outputs,
             hosts=runtime.process_count(),
-            tensor=engine.mesh.spec.tensor,
+            **engine.mesh.spec.sharing,
         )
         donated = engine.donated_inputs.get(kind)
         ledgers.by_kind[kind] = dataclasses.replace(ledger, aliased=donated)

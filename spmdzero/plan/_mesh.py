@@ -8,7 +8,9 @@ from typing import TypeAlias
 from spmdzero.errors import SpmdZeroConfigError
 
 # The order of the mesh's axes: neighbours on the last axis are nearest in device order.
-_AXIS_ORDER = ("data", "fsdp", "tensor")
+_AXIS_ORDER = ("data", "fsdp", "sequence", "tensor")
+# The axes along which devices share one replica's work: the region leaves them to the compiler.
+_SHARING = ("sequence", "tensor")
 
 Axes: TypeAlias = str | tuple[str, ...]
 
@@ -22,9 +24,10 @@ class MeshSpec:
     """Names and sizes of the mesh axes. The batch is split over ``data`` and ``fsdp``.
 
     Attributes:
-        axes: (name, number of devices) per axis, in the order ``data``, ``fsdp``, ``tensor``, of
-            which only ``fsdp`` is always there. Devices along ``tensor`` share one replica's work:
-            the dims of weights that the plan says are split over them.
+        axes: (name, number of devices) per axis, in the order ``data``, ``fsdp``, ``sequence``,
+            ``tensor``, of which only ``fsdp`` is always there. Devices along the last two share one
+            replica's work: along ``sequence`` each has a part of every row, along ``tensor`` of the
+            dims of weights that the plan says.
         states: the axes over which gradients, masters and moments are sharded: ``fsdp``, over which
             parameters are, so that ``data`` has copies of all; or ``("fsdp", "data")``, where a
             device has a part of its own part of the parameter.
@@ -38,10 +41,11 @@ class MeshSpec:
         if "fsdp" not in self.names or self.names != known:
             raise _refuse(
                 self.names,
-                reason="the mesh axes are 'fsdp', before it 'data' and behind it 'tensor', if "
-                "wanted, each once",
-                fix='Write {"fsdp": -1}, {"data": 2, "fsdp": -1} for two copies of the shards, or '
-                '{"fsdp": -1, "tensor": 2} for weights that two devices share.',
+                reason="the mesh axes are 'fsdp', before it 'data' and behind it 'sequence' and "
+                "'tensor', if wanted, each once",
+                fix='Write {"fsdp": -1}, {"data": 2, "fsdp": -1} for two copies of the shards, '
+                '{"fsdp": -1, "sequence": 2} for rows that two devices share, or '
+                '{"fsdp": -1, "tensor": 2} for weights.',
             )
         for name, size in self.axes:
             if size < 1:
@@ -67,8 +71,8 @@ class MeshSpec:
                 positive nor -1, more than one -1, sizes that don't multiply to `device_count`, or
                 a `group` that doesn't fit the devices or the axes.
         """
-        # An axis tensor of one device splits nothing.
-        asked = {name: size for name, size in axes.items() if (name, size) != ("tensor", 1)}
+        # Of one device such an axis splits nothing.
+        asked = {name: n for name, n in axes.items() if not (name in _SHARING and n == 1)}
         sizes = {name: asked[name] for name in sorted(asked)}
         open_axes = [name for name, size in sizes.items() if size == -1]
         known = math.prod(size for size in sizes.values() if size != -1)
@@ -87,8 +91,9 @@ class MeshSpec:
 
     def _in_groups(self, group: int) -> "MeshSpec":
         reason = f"{group} doesn't divide the {self.size} devices" if self.size % group else ""
-        if self.tensor > 1:
-            reason = "its groups and the axis tensor together are not supported"
+        if self.sharing:
+            axis = " and ".join(self.sharing)
+            reason = f"its groups and the axis {axis} together are not supported"
         if self.data > 1 and self.fsdp != group:
             reason = f"the mesh has groups of {self.fsdp} that share one copy of the parameters"
         if reason:
@@ -124,8 +129,8 @@ class MeshSpec:
 
     @property
     def batch_axes(self) -> tuple[str, ...]:
-        """The axes over which rows are split: all but ``tensor``."""
-        return tuple(name for name in self.names if name != "tensor")
+        """The axes over which the batch is split, and which the replica region divides."""
+        return batch_axes(self.names)
 
     def batch_spec(self, ndim: int, dim: int = 0) -> tuple[Axes | None, ...]:
         """The spec of an `ndim`-dimensional tensor whose `dim` is split over the replicas."""
@@ -139,8 +144,18 @@ class MeshSpec:
 
     @property
     def tensor(self) -> int:
-        """Devices that share one replica's work: 1 when the mesh has no ``tensor`` axis."""
+        """Devices that share a replica's weights: 1 when the mesh has no ``tensor`` axis."""
         return dict(self.axes).get("tensor", 1)
+
+    @property
+    def sequence(self) -> int:
+        """Devices that share each row of a replica: 1 when the mesh has no such axis."""
+        return dict(self.axes).get("sequence", 1)
+
+    @property
+    def sharing(self) -> dict[str, int]:
+        """Axis -> its devices, of the axes along which devices share one replica's work."""
+        return {name: size for name, size in self.axes if name in _SHARING}
 
     @property
     def data(self) -> int:
@@ -160,6 +175,11 @@ class MeshSpec:
     def __str__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in self.axes)
         return axes if self.states == "fsdp" else f"{axes}, states over both"
+
+
+def batch_axes(names: Sequence[str]) -> tuple[str, ...]:
+    """Those of the axes of a mesh over which the batch is split."""
+    return tuple(name for name in names if name not in _SHARING)
 
 
 def entry_of(names: Sequence[str]) -> Axes | None:

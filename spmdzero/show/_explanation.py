@@ -155,11 +155,12 @@ def _moves_table(moves: Moves) -> Table:
         f"a device sends {moves.wire_bytes:,} bytes a step: {moves.wire_elements:,} elements, "
         f"{moves.over_floor:.3f} x the floor of {moves.floor_elements:,}"
     ]
-    if moves.tensor_bytes:
-        notes.append(
-            f"{moves.tensor_bytes:,} of these bytes go to devices that share its replica's work, "
-            "over the axis tensor, and don't count towards the floor"
-        )
+    notes += [
+        f"{sent:,} of these bytes go to devices that share its replica's work, over the axis "
+        f"{axis}, and don't count towards the floor"
+        for axis, sent in (("tensor", moves.tensor_bytes), ("sequence", moves.sequence_bytes))
+        if sent
+    ]
     if moves.unnamed:
         notes.append(
             "not said: libtpu split collectives over all slices into ones within a slice and "

@@ -16,17 +16,19 @@ use_global_device_ids=true, metadata={op_name="jit(run)/module/.0/aten__cat/conc
 
 
 @pytest.mark.parametrize(
-    ("groups", "tensor", "name"),
+    ("groups", "sizes", "name"),
     [
-        ("{{0,1},{2,3}}", 2, "gathered-over-tensor"),
-        ("{{0,2},{1,3}}", 2, "stray-activation-collective"),
-        ("{{0,1},{2,3}}", 1, "stray-activation-collective"),
+        ("{{0,1},{2,3}}", {"tensor": 2}, "gathered-over-tensor"),
+        ("{{0,1},{2,3}}", {"sequence": 2}, "gathered-over-sequence"),
+        ("{{0,2},{1,3}}", {"tensor": 2}, "stray-activation-collective"),
+        ("{{0,2},{1,3}}", {"sequence": 2}, "stray-activation-collective"),
+        ("{{0,1},{2,3}}", {}, "stray-activation-collective"),
     ],
 )
 def test_a_gather_is_named_by_the_axis_that_it_goes_over(
-    groups: str, tensor: int, name: str
+    groups: str, sizes: dict[str, int], name: str
 ) -> None:
-    program = ReadProgram(HLO.replace("GROUPS", groups), tensor=tensor)
+    program = ReadProgram(HLO.replace("GROUPS", groups), **sizes)
     found = list(program.findings(dtypes={}, where="boundary", communicate=None))
     assert [finding.name for finding in found] == [name]
     assert "f32[4, 16]" in found[0].evidence

@@ -41,7 +41,7 @@ def llama() -> nn.Module:
 
 
 def config_of(mesh: dict[str, int], *, stage: int = 2, **more: Any) -> dict[str, Any]:
-    replicas = math.prod(size for axis, size in mesh.items() if axis != "tensor")
+    replicas = math.prod(size for axis, size in mesh.items() if axis not in ("sequence", "tensor"))
     spmd = {"mesh": mesh, "min_shard_elements": 64, **more.pop("spmd", {})}
     return {
         "train_micro_batch_size_per_gpu": ROWS // replicas,

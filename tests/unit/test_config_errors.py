@@ -91,7 +91,6 @@ def test_what_is_on_but_not_supported_is_refused_with_the_reason():
         ("data_types.param_dtype", "fp16", "choose fp32"),
         ("compile.deepcompile", True, "XLA"),
         ("data_types.keep_in_fp32_modules", ["bias"], "no buffer is cast"),
-        ("sequence_parallel_size", 2, "parallelism"),
         ("spmd.mesh", {}, '{"fsdp": -1}'),
         ("spmd.mesh", {"fsdp": 2, "model": 2}, "the mesh axes are"),
         ("spmd.mesh", {"fsdp": -1, "data": -1}, "only one axis"),

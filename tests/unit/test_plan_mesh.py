@@ -41,7 +41,10 @@ def test_sizes_that_do_not_fit_the_devices_are_refused_with_both_numbers(axes):
 def test_meshes_without_meaning_are_refused():
     rows = [
         ({"data": -1, "fsdp": -1}, "'data' has -1 devices"),
-        ({"tensor": 2}, "the mesh axes are 'fsdp', before it 'data' and behind it 'tensor'"),
+        (
+            {"tensor": 2},
+            "the mesh axes are 'fsdp', before it 'data' and behind it 'sequence' and 'tensor'",
+        ),
         ({"model": 2, "fsdp": -1}, "the mesh axes are 'fsdp', before it 'data'"),
         ({"data": 8}, "the mesh axes are 'fsdp'"),
         ({}, "the mesh axes are 'fsdp'"),

@@ -3,7 +3,7 @@
 import importlib.metadata
 import importlib.util
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 from unittest import mock
 
 import torch
@@ -23,6 +23,13 @@ from spmdzero.errors import SpmdZeroRuntimeError
 _ATTENTION = F.scaled_dot_product_attention
 
 
+class Rows(Protocol):
+    """How devices that share rows compute attention of them."""
+
+    def attend(self, attention: Callable[..., Any], *tensors: torch.Tensor, **more: Any) -> Any:
+        """The output of `attention`, as torch's, of query, key and value."""
+
+
 class AttentionKernels(TorchFunctionMode):
     """Computes attention by kernels where the config asks for them and they can.
 
@@ -32,6 +39,7 @@ class AttentionKernels(TorchFunctionMode):
         kernels: those of the backend.
         owner: the module whose forward runs, to name submodules.
         is_global: whether the forward runs in global space, where no kernel can run.
+        rows: moves rows that devices share around each call; None where none are.
 
     Attributes:
         calls: how each call was computed, in order; empty if ``"auto"`` isn't for a TPU.
@@ -44,9 +52,10 @@ class AttentionKernels(TorchFunctionMode):
         *,
         owner: nn.Module,
         is_global: bool = False,
+        rows: Rows | None = None,
     ) -> None:
         super().__init__()
-        self._kernels = kernels
+        self._kernels, self._rows = kernels, rows
         self._owner, self._always, self._is_global = owner, choice == "kernel", is_global
         on_tpu = runtime.program_platform() == "TPU"
         self._platform = "tpu" if on_tpu else "cpu"
@@ -59,22 +68,29 @@ class AttentionKernels(TorchFunctionMode):
     ) -> Any:
         """Runs `func`; attention by kernels has the dtype of the plain result."""
         kwargs = kwargs or {}
-        if not self._active:
+        if not self._active and self._rows is None:
             return func(*args, **kwargs)
         if func is _ATTENTION:
-            return self._attention(*args, **kwargs)
+            return self._called(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             # A mode doesn't see calls inside torch's own functions; this one calls attention.
-            with mock.patch.object(F, "scaled_dot_product_attention", self._attention):
+            with mock.patch.object(F, "scaled_dot_product_attention", self._called):
                 return func(*args, **kwargs)
         made = func(*args, **kwargs)
         self._repeated.note(func, args, kwargs, made)
         return made
 
-    def _attention(self, query: Any, key: Any, value: Any, *more: Any, **named: Any) -> Any:
+    def _called(self, query: Any, key: Any, value: Any, *more: Any, **named: Any) -> Any:
         names = ("attn_mask", "dropout_p", "is_causal")
         given = {**dict(zip(names, more, strict=False)), **named}
         if query.device.type != current().device_type:
+            return _ATTENTION(query, key, value, **given)
+        if self._rows is None:
+            return self._attention(query, key, value, **given)
+        return self._rows.attend(self._attention, query, key, value, **given)
+
+    def _attention(self, query: Any, key: Any, value: Any, **given: Any) -> Any:
+        if not self._active:
             return _ATTENTION(query, key, value, **given)
         where = user_line(self._owner)
         try:

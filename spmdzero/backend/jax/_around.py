@@ -16,6 +16,7 @@ from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._libraries import without_own_kernels
 from spmdzero.backend.jax._loop import LOOPS
 from spmdzero.backend.jax._quirks import JaxQuirks
+from spmdzero.backend.jax._shared_rows import SharedRows
 from spmdzero.backend.jax._tensor import DEVICE, LazyTensor
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.protocols._region import AttentionCall, AttentionChoice, Recompute
@@ -36,6 +37,7 @@ class JaxAround:
         keep_on_host: whether what runs again keeps its inputs in the host's memory until backward.
         mark: annotates a buffer that a global forward wrote as replicated; None where buffers enter
             and leave a region.
+        rows: moves rows that devices share around attention; None where none are.
 
     Attributes:
         quirks, attention: see `Around`.
@@ -51,11 +53,12 @@ class JaxAround:
         recompute: Recompute = "nothing",
         keep_on_host: bool = False,
         mark: Callable[[torch.Tensor], object] | None = None,
+        rows: SharedRows | None = None,
     ) -> None:
         self.quirks = JaxQuirks()
         self._module, self._autocast, self._scan = module, autocast, scan
         self._recomputed, self._mark = RecomputedBlocks(module, recompute), mark
-        self._keep_on_host = keep_on_host
+        self._keep_on_host, self._rows = keep_on_host, rows
         self._attention: AttentionChoice = attention
         self.attention: tuple[AttentionCall, ...] = ()
 
@@ -64,7 +67,7 @@ class JaxAround:
         """Context around a forward in the region."""
         with (
             _inside(),
-            AttentionKernels(self._attention, KERNELS, owner=self._module) as kernels,
+            self._kernels() as kernels,
             _autocast(self._autocast),
             # Inside the loops, because recomputation concerns a part of a loop's body.
             self._recomputed(),
@@ -104,9 +107,11 @@ class JaxAround:
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
         """Context around the backward of a forward in the region."""
-        kernels = AttentionKernels(self._attention, KERNELS, owner=self._module)
-        with _inside(), kernels:
+        with _inside(), self._kernels():
             yield
+
+    def _kernels(self) -> AttentionKernels:
+        return AttentionKernels(self._attention, KERNELS, owner=self._module, rows=self._rows)
 
     def is_fixed(self, tensor: torch.Tensor) -> bool:
         """Whether a value comes only from tensors that were uploaded since a trace began."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from spmdzero.backend.attention import Direction, Form, Kernels
 from spmdzero.backend.jax._dispatch import value_of
-from spmdzero.backend.jax._slice import over_tensor
+from spmdzero.backend.jax._slice import over_sharing, sharing_axes
 from spmdzero.backend.jax._tensor import over
 from spmdzero.backend.jax._values import Space, record
 from spmdzero.backend.replica._anchors import kept
@@ -57,16 +58,20 @@ class AttentionOp:
         # `call` needs internals of JAX that differ between its versions.
         from spmdzero.backend.jax._kernels import call
 
-        shared = jax.sharding.get_abstract_mesh().shape.get("tensor", 1)
-        if shared == 1:
+        axes = sharing_axes()
+        if not axes:
             return call(self.direction, self.form, self.forms, arrays)
-        # The compiler can't divide a kernel: each device of the axis has its own heads.
-        own = AttentionOp(self.direction, _shared(self.form, shared))
+        # The compiler can't divide a kernel: each device of a replica has its own heads.
+        sizes = jax.sharding.get_abstract_mesh().shape
+        own = AttentionOp(
+            self.direction, _shared(self.form, math.prod(sizes[axis] for axis in axes))
+        )
         split = own.form != self.form
-        heads = PartitionSpec(None, "tensor") if split else PartitionSpec()
+        heads = PartitionSpec(None, axes) if split else PartitionSpec()
         specs = tuple(heads if array.shape[1] > 1 else PartitionSpec() for array in arrays)
-        divided = over_tensor(
+        divided = over_sharing(
             lambda *mine: call(own.direction, own.form, own.forms, mine),
+            axes,
             in_specs=specs,
             out_specs=[heads] * len(own.forms),
         )

@@ -19,10 +19,11 @@ from spmdzero.backend.jax import _own
 from spmdzero.backend.jax._graph import Graph, Slot, Step
 from spmdzero.backend.jax._lowered import lowered
 from spmdzero.backend.jax._memory import ON_DEVICE, ON_HOST, rests_on_host
+from spmdzero.backend.jax._merged_dims import MergedDims
 from spmdzero.backend.jax._numbers import as_taken
 from spmdzero.backend.jax._operations import FETCH, KEEP_ON_HOST
+from spmdzero.backend.jax._rows import Embedded
 from spmdzero.backend.jax._slice import batch_axes
-from spmdzero.backend.jax._two_batch_dims import TwoBatchDims
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.jax._versions import moved
 
@@ -61,7 +62,8 @@ def function_of(graph: Graph, mesh: Mesh, shardings: Sequence[Any] = ()) -> Any:
             for slot, a in zip(graph.inputs, arrays, strict=True)
         }
         at_rest = dict[int, Any]()
-        split = TwoBatchDims({slot.number for slot in graph.outputs})
+        outputs = {slot.number for slot in graph.outputs}
+        split = MergedDims(outputs, rows="sequence" in mesh.axis_names)
 
         def settle(numbers: Iterable[int]) -> None:
             """Notes what is in the host's memory; operations compute in the devices'."""
@@ -86,7 +88,8 @@ def function_of(graph: Graph, mesh: Mesh, shardings: Sequence[Any] = ()) -> Any:
                         settle([slot.number for slot in step.made])
             elif steps:
                 phase_mesh = _mesh_of(steps, mesh)
-                kept = split if "tensor" in phase_mesh.axis_names else None
+                shared = batch_axes(phase_mesh) != phase_mesh.axis_names
+                kept = split if shared else None
                 _run_region(steps, whole, needed.get(phase, set()), phase_mesh, kept)
         whole |= at_rest
         # What a region keeps on the host leaves the program on the devices, where others compute.
@@ -218,7 +221,7 @@ def _run_region(
     whole: dict[int, Any],
     needed: set[int],
     mesh: Mesh,
-    split: TwoBatchDims | None,
+    split: MergedDims | None,
 ) -> None:
     """Runs a phase of replica space, and adds the values that others need to `whole`.
 
@@ -227,7 +230,7 @@ def _run_region(
         whole: number of a slot -> array.
         needed: numbers of the slots that other phases read, or that are outputs.
         mesh: the devices.
-        split: computes products over heads, where the mesh has an axis ``tensor``.
+        split: computes what torch merges dims of, where devices share a replica's work.
     """
     stacked = PartitionSpec(batch_axes(mesh))
     own = {slot.number for step in steps for slot in step.made}
@@ -253,18 +256,21 @@ def _run_region(
     def inside(*arrays: Any) -> list[Any]:
         at_border = dict(zip(enters, arrays, strict=False))
         known: dict[int, Any] = {}
+        embedded = Embedded(mesh)
         for number, array in zip(others, arrays[len(enters) :], strict=True):
             entered = array[0] if by_device[number] else array
             known[number] = split.enter(outer[number], entered) if split else entered
         for step in steps:
             if step.op.key[0] == "enter":
                 (slot,) = _slots(step)
-                known[step.made[0].number] = at_border[slot.number, step.op.spec]
+                array = at_border[slot.number, step.op.spec]
+                known[step.made[0].number] = embedded.enter(step, array)
             elif _leaves(step):
                 (slot,) = _slots(step)
                 known[step.made[0].number] = known[slot.number]
             elif not (split and split.computes(step, _slots(step), known)):
                 _run(step, known)
+                embedded.make(step, known)
         results = [known[step.made[0].number] for step in left]
         if split:
             known |= {number: split.leave(number, known[number]) for number in kept}

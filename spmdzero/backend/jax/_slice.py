@@ -5,9 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from spmdzero.backend.chips._torus import Torus
 from spmdzero.backend.jax._versions import is_for_tpu
+from spmdzero.plan import batch_axes as batch_axes_of
 
 
 def devices_by_host() -> list[jax.Device]:
@@ -17,7 +19,7 @@ def devices_by_host() -> list[jax.Device]:
 
 def batch_axes(mesh: jax.sharding.Mesh) -> tuple[str, ...]:
     """The axes over which rows are split, and which the region divides; see `MeshSpec`."""
-    return tuple(name for name in mesh.axis_names if name != "tensor")
+    return batch_axes_of(mesh.axis_names)
 
 
 def replicas_of(mesh: jax.sharding.Mesh) -> int:
@@ -44,17 +46,26 @@ def within_tensor(
         if not is_for_tpu():
             # XLA's CPU programs of such exchanges were seen to hang, in a loop at stage 3.
             return function(array)
-        return over_tensor(function, in_specs=spec, out_specs=spec)(array)
+        return over_sharing(function, ["tensor"], in_specs=spec, out_specs=spec)(array)
 
     return divided
 
 
-def over_tensor(function: Callable[..., Any], *, in_specs: Any, out_specs: Any) -> Any:
-    """A function of the region whose part each device of the axis ``tensor`` computes for itself.
+def sharing_axes() -> tuple[str, ...]:
+    """The axes of the traced region that the compiler divides: ``sequence`` and ``tensor``."""
+    names = jax.sharding.get_abstract_mesh().axis_names
+    return tuple(name for name in names if name not in batch_axes_of(names))
+
+
+def over_sharing(
+    function: Callable[..., Any], axes: Sequence[str], *, in_specs: Any, out_specs: Any
+) -> Any:
+    """A function of the region whose part each device of a replica computes for itself.
 
     Args:
         function: of one device's parts.
-        in_specs, out_specs: how the axis splits operands and results, as of `jax.shard_map`.
+        axes: of those that `sharing_axes` has.
+        in_specs, out_specs: how the axes split operands and results, as of `jax.shard_map`.
     """
     mesh: Any = jax.sharding.get_abstract_mesh()
     return jax.shard_map(
@@ -62,9 +73,57 @@ def over_tensor(function: Callable[..., Any], *, in_specs: Any, out_specs: Any) 
         mesh=mesh,
         in_specs=in_specs,
         out_specs=out_specs,
-        axis_names={"tensor"},
+        axis_names=set(axes),
         check_vma=False,
     )
+
+
+def own_positions(ids: jax.Array) -> jax.Array:
+    """Integers `[rows, length]` of which each device of the axis ``sequence`` has its positions.
+
+    They are no slice: libtpu 0.0.21 aborts where it fuses a slice of them with other operations.
+    """
+    spec = jax.sharding.PartitionSpec
+    parts = jax.sharding.get_abstract_mesh().shape.get("sequence", 1)
+    if parts == 1 or ids.ndim != 2 or ids.shape[1] % parts:
+        return ids
+
+    def own(ids: jax.Array, device: jax.Array) -> jax.Array:
+        apart = ids.reshape(ids.shape[0], parts, -1)
+        mine = jnp.arange(parts)[:, None] == device
+        return jnp.where(mine, apart, 0).sum(1, dtype=ids.dtype)
+
+    in_specs = spec(), spec("sequence")
+    divided = over_sharing(own, ["sequence"], in_specs=in_specs, out_specs=spec(None, "sequence"))
+    return divided(ids, jnp.arange(parts))
+
+
+def by_positions(
+    function: Callable[..., jax.Array], ids: jax.Array, array: jax.Array, *, summed: bool = False
+) -> jax.Array:
+    """What the devices of the axis ``sequence`` make, each of its own positions' token ids.
+
+    The compiler would gather what it can't divide. Without the axis `function` is called.
+
+    Args:
+        function: of ids and `array`.
+        ids: `[rows, length]`.
+        array: `[words, width]`, which each has whole, and the result is `[rows, length, width]`;
+            or `[rows, length, width]`, of which it has a part, and the result is `summed`.
+    """
+    mesh, spec = jax.sharding.get_abstract_mesh(), jax.sharding.PartitionSpec
+    parts = mesh.shape.get("sequence", 1)
+    if parts == 1 or ids.ndim != 2 or ids.shape[1] % parts:
+        return function(ids, array)
+    positions = spec(None, "sequence")
+    each = over_sharing(
+        lambda *mine: function(*mine)[None] if summed else function(*mine),
+        ["sequence"],
+        in_specs=(positions, positions if summed else spec()),
+        out_specs=spec("sequence") if summed else positions,
+    )
+    made = each(own_positions(ids), array)
+    return made.sum(0) if summed else made
 
 
 def torus_of(devices: Sequence[Any]) -> Torus | None:

@@ -9,6 +9,7 @@ import jax
 import torch
 
 from spmdzero.backend._traced import traced as for_program
+from spmdzero.plan import batch_axes
 
 
 def wide_numbers() -> contextlib.AbstractContextManager[object]:
@@ -48,8 +49,9 @@ def is_for_tpu() -> bool:
 
 
 def is_shared() -> bool:
-    """Whether what is traced now is divided by the compiler over the mesh axis ``tensor``."""
-    return "tensor" in jax.sharding.get_abstract_mesh().axis_names
+    """Whether devices of a replica share what is traced now, so that the compiler divides it."""
+    names = jax.sharding.get_abstract_mesh().axis_names
+    return names != batch_axes(names)
 
 
 def moved(array: Any, *, host: bool) -> Any:

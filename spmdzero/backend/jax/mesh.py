@@ -27,7 +27,7 @@ from spmdzero.backend.jax._values import Space, Value, record
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax._writes import write
 from spmdzero.backend.protocols._mesh import REPLICATED, PartitionSpec
-from spmdzero.plan import MeshSpec, entry_of, names_of
+from spmdzero.plan import MeshSpec, batch_axes, entry_of, names_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,8 +161,8 @@ class DeviceMesh:
         return whole if inside == tuple(spec) else self.mark(whole, spec)
 
     def _of_region(self, spec: PartitionSpec) -> PartitionSpec:
-        """The axes in a spec by which the region divides a tensor: all but ``tensor``."""
-        return tuple(entry_of([n for n in names_of(entry) if n != "tensor"]) for entry in spec)
+        """The axes in a spec by which the region divides a tensor."""
+        return tuple(entry_of(batch_axes(names_of(entry))) for entry in spec)
 
     def reduce_scatter(
         self,

@@ -10,6 +10,7 @@ from torch import nn
 from spmdzero.backend.jax._around import JaxAround
 from spmdzero.backend.jax._gathering import JaxGathering
 from spmdzero.backend.jax._reads import watch_reads
+from spmdzero.backend.jax._shared_rows import SharedRows
 from spmdzero.backend.jax.mesh import DeviceMesh
 from spmdzero.backend.protocols._mesh import REPLICATED
 from spmdzero.backend.protocols._region import (
@@ -46,7 +47,7 @@ def replica_region(
     watch_reads(mesh)
     around = JaxAround(
         module, autocast=autocast, attention=attention, scan=scan, recompute=recompute,
-        keep_on_host=keep_on_host,
+        keep_on_host=keep_on_host, rows=SharedRows(mesh) if mesh.spec.sequence > 1 else None,
     )  # fmt: skip
     gathered = None
     shards = {name: layout for name, layout in (layouts or {}).items() if layout.over_fsdp}

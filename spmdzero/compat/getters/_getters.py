@@ -46,7 +46,6 @@ class ConfigGetters:
     has_moe_layers = False
     pipeline_parallelism = False
     mp_world_size = 1
-    sequence_parallel_size = 1
     local_rank = 0
     mpu = None
 
@@ -79,8 +78,13 @@ class ConfigGetters:
 
     @property
     def seq_dp_world_size(self) -> int:
-        """The same as `dp_world_size`: there is no sequence parallelism."""
-        return self.dp_world_size
+        """Number of devices that train on rows, or parts of rows, of their own."""
+        return self._plan.mesh.replicas * self.sequence_parallel_size
+
+    @property
+    def sequence_parallel_size(self) -> int:
+        """Number of devices that share each row; 1 without an axis ``sequence``."""
+        return self._plan.mesh.sequence
 
     @property
     def data_parallel_group(self) -> Any:

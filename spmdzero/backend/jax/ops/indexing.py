@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from spmdzero.backend.jax._slice import by_positions, sharing_axes
 from spmdzero.backend.jax.ops._dtypes import cast, dtype_of, is_inexact, wide
 from spmdzero.backend.jax.ops._masked import is_mask, masked_put
 from spmdzero.backend.jax.ops._shapes import at, axis
@@ -57,6 +58,10 @@ def gather(self: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any
     place = axis(dim, self.ndim)
     part = self[tuple(slice(None) if d == place else slice(n) for d, n in enumerate(index.shape))]
     index = _from_front(index.astype(jnp.int64), part.shape[place])
+    if "sequence" in sharing_axes() and index.shape == _without(part.shape, place):
+        # As in `scatter`; libtpu 0.0.21 aborts where it fuses a part of the index with a gather.
+        named = lax.broadcasted_iota(index.dtype, part.shape, place) == index
+        return jnp.where(named, part, 0).sum(place, keepdims=True, dtype=part.dtype)
     return jnp.take_along_axis(part, index, place, mode="fill")
 
 
@@ -227,7 +232,11 @@ def masked_scatter(self: Any, mask: Any, source: Any) -> Any:
 @lowers("embedding")
 def embedding(weight: Any, indices: Any, padding_idx: int = -1, *_: Any, **__: Any) -> Any:
     """The weight's rows at the indices."""
-    return jnp.take(weight, _from_front(indices, weight.shape[0]), 0, mode="fill")
+
+    def taken(indices: Any, weight: Any) -> Any:
+        return jnp.take(weight, _from_front(indices, weight.shape[0]), 0, mode="fill")
+
+    return by_positions(taken, indices, weight)
 
 
 @lowers("embedding_dense_backward")
@@ -235,11 +244,15 @@ def embedding_dense_backward(
     grad_output: Any, indices: Any, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> Any:
     """The sums of the rows' gradients, without that of the padding's row."""
-    grad = wide(grad_output).reshape(-1, grad_output.shape[-1])
-    rows = indices.reshape(-1).astype(jnp.int64)
+    grad, rows = wide(grad_output), indices.astype(jnp.int64)
     if scale_grad_by_freq:
         counts = jnp.zeros(num_weights, jnp.int64).at[rows].add(1)
-        grad = grad / counts[rows][:, None].astype(grad.dtype)
+        grad = grad / counts[rows][..., None].astype(grad.dtype)
     # Rows outside the table are dropped, and so the padding's gradient is.
     rows = jnp.where(rows == padding_idx, num_weights, rows) if padding_idx >= 0 else rows
-    return jnp.zeros((num_weights, grad.shape[1]), grad.dtype).at[rows].add(grad, mode="drop")
+
+    def added(rows: Any, grad: Any) -> Any:
+        grad, rows = grad.reshape(-1, grad.shape[-1]), rows.reshape(-1)
+        return jnp.zeros((num_weights, grad.shape[1]), grad.dtype).at[rows].add(grad, mode="drop")
+
+    return by_positions(added, rows, grad, summed=True)

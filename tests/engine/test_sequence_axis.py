@@ -1,0 +1,18 @@
+"""The mesh axis sequence where the backend's region leaves no axis to the compiler."""
+
+import pytest
+from torch import nn
+
+import spmdzero
+from spmdzero.backend import current
+from spmdzero.errors import SpmdZeroConfigError
+
+
+@pytest.mark.parametrize(
+    "more", [{"sequence_parallel_size": 2}, {"spmd": {"mesh": {"fsdp": -1, "sequence": 2}}}]
+)
+def test_the_axis_is_refused_by_name(more: dict[str, object]) -> None:
+    if current().name == "jax":
+        pytest.skip("JAX has the axis")
+    with pytest.raises(SpmdZeroConfigError, match="leaves none, such as sequence, to the compiler"):
+        spmdzero.initialize(model=nn.Linear(2, 2), config={"train_batch_size": 8, **more})
