@@ -41,16 +41,24 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         """,
     ),
     (
+        "the devices of the mesh axis sequence share rows by the config, without a call",
+        'Write "sequence_parallel_size": 4 in the config, and leave the import and the call out',
+        """
+        runtime: sequence_parallel
+        utils.groups: _get_sequence_parallel_group _get_sequence_parallel_rank
+          _get_sequence_parallel_world_size
+        """,
+    ),
+    (
         "spmdzero is data-parallel ZeRO; there is no pipeline or expert parallelism",
         "Train with `spmdzero.initialize`; stage 3 and the axis tensor split what doesn't fit",
         """
           PipelineModule PipelineEngine pipe moe DualPipeVModule DualPipeVEngine linear
-        runtime: pipe domino sequence_parallel
+        runtime: pipe domino
         utils: initialize set_tensor_model_parallel_rank set_tensor_model_parallel_world_size
           DeprecatedException
         utils.groups: initialize set_tensor_model_parallel_rank
-          set_tensor_model_parallel_world_size DeprecatedException _get_sequence_parallel_group
-          _get_sequence_parallel_rank _get_sequence_parallel_world_size
+          set_tensor_model_parallel_world_size DeprecatedException
         checkpointing: gather_partitioned_activations merge_tensors get_partition_size
           get_partition_start get_partitioned_activations_for_backward
           model_parallel_reconfigure_tp_seed
