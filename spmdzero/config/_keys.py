@@ -43,7 +43,9 @@ _REASONS = {
     "what backward recomputes is counted in the program": "flops_profiler: recompute_fwd_factor",
     "the compiler fuses the update": "optimizer: legacy_fusion",
     "DeepSpeed reads it for a PipelineModule, which spmdzero doesn't train": "pipeline",
-    "there is no sequence parallelism": "seq_parallel_communication_data_type",
+    "what devices of a sequence axis exchange keeps its own dtype": (
+        "seq_parallel_communication_data_type"
+    ),
     "no timer of its own: wall_clock_breakdown times each step": (
         "timers.throughput: enabled synchronized"
     ),

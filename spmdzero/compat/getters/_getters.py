@@ -93,7 +93,7 @@ class ConfigGetters:
 
     @property
     def seq_data_parallel_group(self) -> Any:
-        """The same as `data_parallel_group`: there is no sequence parallelism."""
+        """The same as `data_parallel_group`: devices that share rows are in one process."""
         return comm.get_world_group()
 
     @property
