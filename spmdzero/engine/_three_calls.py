@@ -51,7 +51,7 @@ class ThreeCalls:
         self._training, self._accumulation, self._launching = training, accumulation, launching
         self._folding, self._step_end, self._wall_clock = folding, step_end, wall_clock
         self._frozen = FrozenShards(training)
-        self._folds = Folds.of_few()
+        self._folds = Folds.of_few(training.mesh)
         self._needs_scale = training.spmd_config.fp16.enabled and training.optimizer is not None
         self._watch = BackwardWatch(
             region=training.region,

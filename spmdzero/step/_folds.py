@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
-from spmdzero.backend import FoldedFunction, arrays, compiler, current
+from spmdzero.backend import FoldedFunction, Mesh, arrays, compiler, current
 
 Function = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
@@ -21,10 +21,13 @@ class Folds:
         self._folded: dict[Hashable, FoldedFunction] = {}
 
     @classmethod
-    def of_few(cls) -> "Folds":
-        """Folds functions of few operations, which pays only where Python records them."""
+    def of_few(cls, mesh: Mesh) -> "Folds":
+        """Folds functions of few operations of a loss.
+
+        It pays only where Python records operations, and needs a loss that all hosts have.
+        """
         folds = cls()
-        folds.wanted = current().repeats is not None
+        folds.wanted = current().repeats is not None and mesh.across is None
         return folds
 
     def __call__(

@@ -41,7 +41,7 @@ class LossHealth:
 
     def __init__(self, state: State, *, check: bool) -> None:
         self._state, self.check = state, check
-        self._folds = Folds.of_few()
+        self._folds = Folds.of_few(state.mesh)
         self._forget_bad()
         self._forget_losses()
 
