@@ -192,23 +192,24 @@ class _Builder:
         return tuple([moved[slot.number] for slot in graph.outputs])
 
 
-# Key of a graph with folded graphs -> the graph without any. Each step of training makes the same
-# graph of thousands of operations again, which its key identifies.
-_unfolded: OrderedDict[bytes, Graph] = OrderedDict()
+# Key, names and lines of a graph with folded graphs -> the graph without any. Each step of training
+# makes the same graph of thousands of operations again.
+_unfolded: OrderedDict[Any, Graph] = OrderedDict()
 _MOST = 512
 
 
 def _expanded(graph: Graph) -> Graph:
     """The same graph with the steps of each graph that is folded in it."""
-    if graph.key not in _unfolded:
+    known = graph.key, tuple([(step.scope, step.place) for step in graph.steps])
+    if known not in _unfolded:
         builder = _Builder()
         given = tuple([builder.new(slot.shape, slot.dtype, slot.space) for slot in graph.inputs])
         outputs = builder.inline(graph, given)
-        _unfolded[graph.key] = Graph(given, outputs, tuple(builder.steps))
+        _unfolded[known] = Graph(given, outputs, tuple(builder.steps))
         if len(_unfolded) > _MOST:
             _unfolded.popitem(last=False)
-    _unfolded.move_to_end(graph.key)
-    return _unfolded[graph.key]
+    _unfolded.move_to_end(known)
+    return _unfolded[known]
 
 
 def in_order(root: Value, known: Container[int]) -> Iterator[Node]:
