@@ -23,7 +23,7 @@ from spmdzero.backend import current, runtime
 WARM_UP = 8
 
 
-def ways(workload: Workload) -> Iterator[tuple[str, Callable[[Any], None]]]:
+def ways(workload: Workload) -> Iterator[tuple[str, Callable[[Any], object]]]:
     """Yields each way of training a step, with its name."""
     config = deepspeed_config(workload, stage=2) | {"spmd": {"backend": current().name}}
     one, *_ = spmdzero.initialize(model=workload.build(), config=config)
