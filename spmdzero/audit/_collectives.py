@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 from spmdzero._names import covered
 from spmdzero.audit._report import Finding, first_of
@@ -103,61 +104,57 @@ class ReadProgram:
 
 
 def _leaks(leaks: Sequence[Collective], where: str) -> Iterator[Finding]:
-    for subject, evidence in _by_subject(leaks, where):
-        yield Finding(
-            name="stray-activation-collective",
-            severity="error",
-            subject=subject,
-            cause="the compiler moves an activation between devices: the operation mixes rows of "
-            "the batch, or propagation lost the batch's sharding here, and every device computes "
-            "rows of others",
-            fix='inside of the model: "spmd": {"forward": "region"}, where each device runs '
-            "its own rows, or an operation that keeps the sharding (nn.RMSNorm for a layer norm); "
-            "outside: compute the loss in the model's forward",
-            evidence=evidence,
-        )
+    return _findings(
+        leaks,
+        where,
+        name="stray-activation-collective",
+        severity="error",
+        cause="the compiler moves an activation between devices: the operation mixes rows of "
+        "the batch, or propagation lost the batch's sharding here, and every device computes "
+        "rows of others",
+        fix='inside of the model: "spmd": {"forward": "region"}, where each device runs '
+        "its own rows, or an operation that keeps the sharding (nn.RMSNorm for a layer norm); "
+        "outside: compute the loss in the model's forward",
+    )
 
 
 def _gathers(within: Sequence[Collective], where: str) -> Iterator[Finding]:
-    """Yields what devices that share a replica hand each other beside the sums of their parts."""
-    moved = [c for c in within if c.kind != "all-reduce" and not c.is_scalar]
-    for subject, evidence in _by_subject(moved, where):
-        yield Finding(
-            name="gathered-over-tensor",
-            severity="warning",
-            subject=subject,
-            cause="the operation needs whole, or in other parts, what the mesh axis tensor splits, "
-            "as where one weight is several in one",
-            fix='split other weights, or this one along another dim: "spmd": {"partition": {...}}; '
-            '"skip" leaves it whole',
-            evidence=evidence,
-        )
+    """What devices that share a replica hand each other beside the sums of their parts."""
+    return _findings(
+        [c for c in within if c.kind != "all-reduce" and not c.is_scalar],
+        where,
+        name="gathered-over-tensor",
+        severity="warning",
+        cause="the operation needs whole, or in other parts, what the mesh axis tensor splits, "
+        "as where one weight is several in one",
+        fix='split other weights, or this one along another dim: "spmd": {"partition": {...}}; '
+        '"skip" leaves it whole',
+    )
 
 
 def _gathered_rows(within: Sequence[Collective], where: str) -> Iterator[Finding]:
-    """Yields what devices that share rows gather whole: attention gets its rows otherwise."""
-    gathered = [c for c in within if c.kind == "all-gather" and not c.is_scalar]
-    for subject, evidence in _by_subject(gathered, where):
-        yield Finding(
-            name="gathered-over-sequence",
-            severity="warning",
-            subject=subject,
-            cause="the operation needs whole rows, or the compiler can't divide it by positions, "
-            "and each device of the mesh axis sequence then holds them whole",
-            fix="attention by torch.nn.functional.scaled_dot_product_attention (transformers: "
-            'attn_implementation="sdpa"), and operations that keep dim 1 for positions',
-            evidence=evidence,
-        )
+    """What devices that share rows gather whole: attention gets its rows otherwise."""
+    return _findings(
+        [c for c in within if c.kind == "all-gather" and not c.is_scalar],
+        where,
+        name="gathered-over-sequence",
+        severity="warning",
+        cause="the operation needs whole rows, or the compiler can't divide it by positions, "
+        "and each device of the mesh axis sequence then holds them whole",
+        fix="attention by torch.nn.functional.scaled_dot_product_attention (transformers: "
+        'attn_implementation="sdpa"), and operations that keep dim 1 for positions',
+    )
 
 
-def _by_subject(collectives: Sequence[Collective], where: str) -> Iterator[tuple[str, str]]:
-    """Yields each operation that makes some of the collectives, and what they move."""
+def _findings(collectives: Sequence[Collective], where: str, **words: Any) -> Iterator[Finding]:
+    """Yields a finding of these words for each operation that makes some of the collectives."""
     found: dict[str, list[Collective]] = {}
     for collective in collectives:
         found.setdefault(_subject(collective), []).append(collective)
     for subject, members in found.items():
         shown = ", ".join(f"{c.kind} {c.dtype}{list(c.shape)}" for c in members)
-        yield subject, f"{where}: {shown}; {sum(c.bytes for c in members):,} bytes per device"
+        evidence = f"{where}: {shown}; {sum(c.bytes for c in members):,} bytes per device"
+        yield Finding(subject=subject, evidence=evidence, **words)
 
 
 def _subject(leak: Collective) -> str:

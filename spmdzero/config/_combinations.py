@@ -107,10 +107,7 @@ def _stage_3(config: SpmdZeroConfig) -> None:
 
 
 def _shared_replicas(config: SpmdZeroConfig) -> None:
-    for axis, key, size in (
-        ("sequence", "sequence_parallel_size", config.sequence_parallel_size),
-        ("tensor", "tensor_parallel.autotp_size", config.tensor_parallel.autotp_size),
-    ):
+    for axis, (key, size) in config.axis_keys.items():
         written = config.spmd.mesh.get(axis)
         if size > 1 and written not in (None, size):
             raise SpmdZeroConfigError(

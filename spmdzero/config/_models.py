@@ -145,11 +145,16 @@ class SpmdZeroConfig(Section):
     @property
     def mesh_axes(self) -> dict[str, int]:
         """Number of devices on each mesh axis; -1 takes the remaining ones."""
-        named = {
-            "sequence": self.sequence_parallel_size,
-            "tensor": self.tensor_parallel.autotp_size,
+        named = {axis: size for axis, (_, size) in self.axis_keys.items() if size > 1}
+        return self.spmd.mesh | named
+
+    @property
+    def axis_keys(self) -> dict[str, tuple[str, int]]:
+        """Axis -> DeepSpeed's key for it, and the size that the key has; 0 and 1 turn it off."""
+        return {
+            "sequence": ("sequence_parallel_size", self.sequence_parallel_size),
+            "tensor": ("tensor_parallel.autotp_size", self.tensor_parallel.autotp_size),
         }
-        return self.spmd.mesh | {axis: size for axis, size in named.items() if size > 1}
 
     @property
     def source(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,9 +18,11 @@ from spmdzero.formats import (
     write_for_deepspeed,
 )
 from spmdzero.state._by_the_first_host import written_by_the_first_host
-from spmdzero.state._distributed_state import DistributedState
 from spmdzero.state._live_state import live_state
 from spmdzero.state._training import Training
+
+if TYPE_CHECKING:
+    from spmdzero.state._distributed_state import DistributedState
 
 
 class Exports:
@@ -99,11 +101,14 @@ class Exports:
         written_by_the_first_host(state, keep)
         return found
 
-    def distributed_state(self) -> DistributedState:
+    def distributed_state(self) -> "DistributedState":
         """The state as DTensors, which `torch.distributed.checkpoint` saves and loads.
 
         Every host calls it, and what it returns. It makes a process group if there is none.
         """
+        # Importing DTensors would take time at each start.
+        from spmdzero.state._distributed_state import DistributedState
+
         return DistributedState(self._training)
 
     def save_fp16_model(

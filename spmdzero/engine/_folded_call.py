@@ -68,9 +68,7 @@ class FoldedCall:
         """Keeps the forward's arguments for its backward, as long as autograd's `node` lives."""
         self._saved, self._node = (tensors, _versions(tensors)), weakref.ref(node)
 
-    def pass_on(
-        self, given: dict[int, torch.Tensor], *, frees: Callable[[], bool] = lambda: False
-    ) -> None:
+    def pass_on(self, given: dict[int, torch.Tensor], *, frees: Callable[[], bool]) -> None:
         """Runs the backward of the outputs `given`, whose gradients these are.
 
         Args:

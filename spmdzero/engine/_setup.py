@@ -163,6 +163,13 @@ def start_devices(settings: SpmdZeroConfig, *, dist_init_required: bool | None) 
     return spec
 
 
+# What to do on torch_xla in the place of an axis that devices of a replica share.
+_WITHOUT = {
+    "sequence": 'recompute blocks for rows that are too long: "spmd": {"recompute": "everything"}',
+    "tensor": "use ZeRO stage 3 for a model that is too large",
+}
+
+
 def _refuse_on_torch_xla(settings: SpmdZeroConfig) -> None:
     if settings.spmd.fits_recompute:
         raise SpmdZeroConfigError(
@@ -171,20 +178,7 @@ def _refuse_on_torch_xla(settings: SpmdZeroConfig) -> None:
             reason=f"the backend {current().name} doesn't say what a program takes before it runs",
             fix='Write "everything", which keeps the least, or "spmd": {"backend": "jax"}.',
         )
-    for axis, key, named, instead in (
-        (
-            "sequence",
-            "sequence_parallel_size",
-            settings.sequence_parallel_size,
-            'recompute blocks for rows that are too long: "spmd": {"recompute": "everything"}',
-        ),
-        (
-            "tensor",
-            "tensor_parallel.autotp_size",
-            settings.tensor_parallel.autotp_size,
-            "use ZeRO stage 3 for a model that is too large",
-        ),
-    ):
+    for axis, (key, named) in settings.axis_keys.items():
         size = settings.mesh_axes.get(axis, 1)
         if size != 1:
             raise SpmdZeroConfigError(
@@ -192,7 +186,7 @@ def _refuse_on_torch_xla(settings: SpmdZeroConfig) -> None:
                 value=size if named > 1 else settings.spmd.mesh,
                 reason=f"the replica region of the backend {current().name} divides all axes of "
                 f"the mesh, and leaves none, such as {axis}, to the compiler",
-                fix=f'Write "spmd": {{"backend": "jax"}}, or {instead}.',
+                fix=f'Write "spmd": {{"backend": "jax"}}, or {_WITHOUT[axis]}.',
             )
     if settings.zero_optimization.stage == 3 and settings.spmd.scan != "off":
         raise SpmdZeroConfigError(

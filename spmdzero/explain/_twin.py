@@ -49,11 +49,7 @@ def traced_for_tpu(model: nn.Module, config: Mapping[str, Any], batch: Batch) ->
     Raises:
         SpmdZeroError: the step can't be traced without data.
     """
-
-    def traced(twin: Engine) -> ForTpu:
-        return ForTpu(programs=trace_without_data(twin, batch), attention=twin.attention)
-
-    return _traced(lambda: _hollow(model), config, traced)
+    return _traced(lambda: _hollow(model), config, _for_tpu(batch))
 
 
 def on_each_torus(
@@ -101,11 +97,14 @@ def engine_for_tpu(engine: Engine, batch: Batch) -> ForTpu:
         SpmdZeroError: the step can't be traced without data.
         RuntimeError: the same, or the optimizer's class needs more arguments than param groups.
     """
+    return on_twin(engine, _for_tpu(batch), platform="TPU")
 
+
+def _for_tpu(batch: Batch) -> Callable[[Engine], ForTpu]:
     def traced(twin: Engine) -> ForTpu:
         return ForTpu(programs=trace_without_data(twin, batch), attention=twin.attention)
 
-    return on_twin(engine, traced, platform="TPU")
+    return traced
 
 
 def on_twin(

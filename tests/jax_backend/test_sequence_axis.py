@@ -19,6 +19,7 @@ from tests.jax_backend.test_tensor_axis import (
     ROWS,
     WIDTH,
     WORDS,
+    assert_gradients_are_those_of_one_axis,
     assert_same,
     batch,
     config_of,
@@ -172,16 +173,7 @@ def test_heads_of_keys_are_repeated_and_others_are_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [2, 3])
 def test_gradients_by_name(stage: int) -> None:
-    found = []
-    for mesh in ({"fsdp": 8}, MESH):
-        engine = started(mesh, stage=stage)
-        engine.backward(engine(**batch(0)).loss)
-        named = dict(engine.module.named_parameters())
-        found.append({name: spmdzero.utils.safe_get_full_grad(p) for name, p in named.items()})
-    for name, expected in found[0].items():
-        # An element is a sum of terms that cancel: it is as exact as the largest is large.
-        largest = expected.abs().max().item()
-        torch.testing.assert_close(found[1][name], expected, rtol=0.0, atol=3e-6 * largest)
+    assert_gradients_are_those_of_one_axis(MESH, stage=stage)
 
 
 @pytest.mark.slow

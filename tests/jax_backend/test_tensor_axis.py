@@ -84,6 +84,19 @@ def assert_same(found: list[float], expected: list[float]) -> None:
     torch.testing.assert_close(found[-1], expected[-1], **NORM)
 
 
+def assert_gradients_are_those_of_one_axis(mesh: dict[str, int], *, stage: int) -> None:
+    found = []
+    for axes in ({"fsdp": 8}, mesh):
+        engine = started(axes, stage=stage)
+        engine.backward(engine(**batch(0)).loss)
+        named = dict(engine.module.named_parameters())
+        found.append({name: spmdzero.utils.safe_get_full_grad(p) for name, p in named.items()})
+    for name, expected in found[0].items():
+        # An element is a sum of terms that cancel: it is as exact as the largest is large.
+        largest = expected.abs().max().item()
+        torch.testing.assert_close(found[1][name], expected, rtol=0.0, atol=3e-6 * largest)
+
+
 @pytest.fixture(scope="module")
 def alone() -> list[float]:
     """Losses and norm on one axis."""
@@ -370,16 +383,7 @@ def test_what_is_offloaded_trains_bit_for_bit_as_what_is_not(stage: int) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [2, 3])
 def test_gradients_by_name(stage: int) -> None:
-    found = []
-    for mesh in ({"fsdp": 8}, {"fsdp": 4, "tensor": 2}):
-        engine = started(mesh, stage=stage)
-        engine.backward(engine(**batch(0)).loss)
-        named = dict(engine.module.named_parameters())
-        found.append({name: spmdzero.utils.safe_get_full_grad(p) for name, p in named.items()})
-    for name, expected in found[0].items():
-        # An element is a sum of terms that cancel: it is as exact as the largest is large.
-        largest = expected.abs().max().item()
-        torch.testing.assert_close(found[1][name], expected, rtol=0.0, atol=3e-6 * largest)
+    assert_gradients_are_those_of_one_axis({"fsdp": 4, "tensor": 2}, stage=stage)
 
 
 @pytest.mark.slow

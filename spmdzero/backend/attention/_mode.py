@@ -77,7 +77,8 @@ class AttentionKernels(TorchFunctionMode):
             with mock.patch.object(F, "scaled_dot_product_attention", self._called):
                 return func(*args, **kwargs)
         made = func(*args, **kwargs)
-        self._repeated.note(func, args, kwargs, made)
+        if self._active:
+            self._repeated.note(func, args, kwargs, made)
         return made
 
     def _called(self, query: Any, key: Any, value: Any, *more: Any, **named: Any) -> Any:
@@ -95,13 +96,10 @@ class AttentionKernels(TorchFunctionMode):
         where = user_line(self._owner)
         try:
             self._require_a_way()
+            own, options = (key, value), dict(given)
             if (before := self._repeated.before(key, value)) is not None:
-                grouped: dict[str, Any] = {**given, "enable_gqa": True}
-                call = Call(
-                    query=_cast(query), key=_cast(before[0]), value=_cast(before[1]), **grouped
-                )
-            else:
-                call = Call(query=_cast(query), key=_cast(key), value=_cast(value), **given)
+                own, options["enable_gqa"] = before, True
+            call = Call(query=_cast(query), key=_cast(own[0]), value=_cast(own[1]), **options)
             call.require_kernel(short=self._always)
         except PlainError as reason:
             self.calls.append(AttentionCall(where=where, plain_because=str(reason)))

@@ -40,7 +40,7 @@ class JaxAround:
         rows: moves rows that devices share around attention; None where none are.
 
     Attributes:
-        quirks, attention: see `Around`.
+        quirks, attention, recomputed: see `Around`.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class JaxAround:
     ) -> None:
         self.quirks = JaxQuirks()
         self._module, self._autocast, self._scan = module, autocast, scan
-        self._recomputed, self._mark = RecomputedBlocks(module, recompute), mark
+        self.recomputed, self._mark = RecomputedBlocks(module, recompute), mark
         self._keep_on_host, self._rows = keep_on_host, rows
         self._attention: AttentionChoice = attention
         self.attention: tuple[AttentionCall, ...] = ()
@@ -70,7 +70,7 @@ class JaxAround:
             self._kernels() as kernels,
             _autocast(self._autocast),
             # Inside the loops, because recomputation concerns a part of a loop's body.
-            self._recomputed(),
+            self.recomputed(),
             kept_on_host(self._keep_on_host),
             equal_blocks_as_loops(self._module, self._scan if loops else "off", LOOPS, provided),
         ):
@@ -95,10 +95,6 @@ class JaxAround:
             if isinstance(buffer, LazyTensor) and value_of(buffer).pending:
                 # With the annotation of its former value it can take that value's memory.
                 self._mark(buffer)
-
-    def recompute(self, policy: Recompute) -> None:
-        """Has blocks of the module run again in backward from now on, see `RecomputedBlocks`."""
-        self._recomputed = RecomputedBlocks(self._module, policy)
 
     def finish(self, output: Any) -> Any:
         """The module's output, as tensors that can be computed with."""

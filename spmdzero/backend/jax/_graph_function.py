@@ -23,7 +23,7 @@ from spmdzero.backend.jax._merged_dims import MergedDims
 from spmdzero.backend.jax._numbers import as_taken
 from spmdzero.backend.jax._operations import FETCH, KEEP_ON_HOST
 from spmdzero.backend.jax._rows import Embedded
-from spmdzero.backend.jax._slice import batch_axes
+from spmdzero.backend.jax._slice import batch_axes, sharing_axes
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.jax._versions import moved
 
@@ -88,8 +88,7 @@ def function_of(graph: Graph, mesh: Mesh, shardings: Sequence[Any] = ()) -> Any:
                         settle([slot.number for slot in step.made])
             elif steps:
                 phase_mesh = _mesh_of(steps, mesh)
-                shared = batch_axes(phase_mesh) != phase_mesh.axis_names
-                kept = split if shared else None
+                kept = split if sharing_axes(phase_mesh) else None
                 _run_region(steps, whole, needed.get(phase, set()), phase_mesh, kept)
         whole |= at_rest
         # What a region keeps on the host leaves the program on the devices, where others compute.

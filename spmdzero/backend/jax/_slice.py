@@ -51,9 +51,13 @@ def within_tensor(
     return divided
 
 
-def sharing_axes() -> tuple[str, ...]:
-    """The axes of the traced region that the compiler divides: ``sequence`` and ``tensor``."""
-    names = jax.sharding.get_abstract_mesh().axis_names
+def sharing_axes(mesh: Any = None) -> tuple[str, ...]:
+    """The axes by which devices share a replica, ``sequence`` and ``tensor``.
+
+    Args:
+        mesh: one of JAX's; None for that of the traced region, which leaves them to the compiler.
+    """
+    names = (jax.sharding.get_abstract_mesh() if mesh is None else mesh).axis_names
     return tuple(name for name in names if name not in batch_axes_of(names))
 
 
@@ -78,14 +82,19 @@ def over_sharing(
     )
 
 
+def _parts_of(ids: jax.Array) -> int:
+    """Number of devices that have a part each of the positions of `[rows, length]`; 1 for none."""
+    parts = jax.sharding.get_abstract_mesh().shape.get("sequence", 1)
+    return 1 if ids.ndim != 2 or ids.shape[1] % parts else parts
+
+
 def own_positions(ids: jax.Array) -> jax.Array:
     """Integers `[rows, length]` of which each device of the axis ``sequence`` has its positions.
 
     They are no slice: libtpu 0.0.21 aborts where it fuses a slice of them with other operations.
     """
-    spec = jax.sharding.PartitionSpec
-    parts = jax.sharding.get_abstract_mesh().shape.get("sequence", 1)
-    if parts == 1 or ids.ndim != 2 or ids.shape[1] % parts:
+    spec, parts = jax.sharding.PartitionSpec, _parts_of(ids)
+    if parts == 1:
         return ids
 
     def own(ids: jax.Array, device: jax.Array) -> jax.Array:
@@ -111,9 +120,8 @@ def by_positions(
         array: `[words, width]`, which each has whole, and the result is `[rows, length, width]`;
             or `[rows, length, width]`, of which it has a part, and the result is `summed`.
     """
-    mesh, spec = jax.sharding.get_abstract_mesh(), jax.sharding.PartitionSpec
-    parts = mesh.shape.get("sequence", 1)
-    if parts == 1 or ids.ndim != 2 or ids.shape[1] % parts:
+    spec = jax.sharding.PartitionSpec
+    if _parts_of(ids) == 1:
         return function(ids, array)
     positions = spec(None, "sequence")
     each = over_sharing(

@@ -9,7 +9,6 @@ import jax
 import torch
 
 from spmdzero.backend._traced import traced as for_program
-from spmdzero.plan import batch_axes
 
 
 def wide_numbers() -> contextlib.AbstractContextManager[object]:
@@ -46,12 +45,6 @@ def solve_turns_its_matrix() -> bool:
 def is_for_tpu() -> bool:
     """Whether the traced program is for TPUs, which have a memory apart from the host's."""
     return (for_program.platform or jax.default_backend()).upper() == "TPU"
-
-
-def is_shared() -> bool:
-    """Whether devices of a replica share what is traced now, so that the compiler divides it."""
-    names = jax.sharding.get_abstract_mesh().axis_names
-    return names != batch_axes(names)
 
 
 def moved(array: Any, *, host: bool) -> Any:

@@ -7,9 +7,10 @@ from typing import Any, Protocol
 
 import torch
 
-from spmdzero.backend.protocols._region import AttentionCall, Recompute
+from spmdzero.backend.protocols._region import AttentionCall
 from spmdzero.backend.replica._gathered import GatheredAtUse
 from spmdzero.backend.replica._random import ReplicaRandom
+from spmdzero.backend.replica._recomputed_blocks import RecomputedBlocks
 from spmdzero.errors import ReplicaRegionError
 
 Upload = Callable[[torch.Tensor], torch.Tensor]
@@ -54,9 +55,11 @@ class Around(Protocol):
 
     Attributes:
         attention: how the latest forward computes attention; empty where it has no kernels.
+        recomputed: the modules that run again in backward.
     """
 
     attention: tuple[AttentionCall, ...]
+    recomputed: RecomputedBlocks
 
     @property
     def quirks(self) -> Quirks:
@@ -74,9 +77,6 @@ class Around(Protocol):
 
     def global_forward(self) -> contextlib.AbstractContextManager[None]:
         """Context around a forward in global space."""
-
-    def recompute(self, policy: Recompute) -> None:
-        """Has blocks of the module run again in backward from now on, see `RecomputedBlocks`."""
 
     def finish(self, output: Any) -> Any:
         """The module's output, as tensors that can be computed with."""

@@ -43,6 +43,7 @@ from spmdzero.backend.replica._forbidden import (
 from spmdzero.backend.replica._gathered import GatheredAtUse
 from spmdzero.backend.replica._outputs import Outputs
 from spmdzero.backend.replica._random import ReplicaRandom
+from spmdzero.backend.replica._recomputed_blocks import RecomputedBlocks
 from spmdzero.backend.replica._reentrant import second_runs
 from spmdzero.backend.replica._written import FirstWrong, leave_written
 from spmdzero.errors import ReplicaRegionError
@@ -53,7 +54,7 @@ class ReplicaRegion:
     """Calls `module` once per replica, each time on the replica's own rows.
 
     Args:
-        mesh: the devices; every axis but ``tensor`` splits the batch.
+        mesh: the devices; every axis but ``sequence`` and ``tensor`` splits the batch.
         module: its parameters and buffers live on the device, replicated except those in
             `gathered`.
         sink: called in backward with each trainable parameter's name and this replica's
@@ -227,7 +228,7 @@ class ReplicaRegion:
 
     def recompute(self, policy: Recompute) -> None:
         """Has blocks of the model run again in backward from now on, as `policy` says."""
-        self._around.recompute(policy)
+        self._around.recomputed = RecomputedBlocks(self._module, policy)
 
     def note_folded(self) -> None:
         """Records that the latest forward was one operation, which backward doesn't recompute."""

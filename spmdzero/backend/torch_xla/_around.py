@@ -32,7 +32,7 @@ class TorchXlaAround:
         keep_on_host: whether what runs again keeps its inputs in the host's memory until backward.
 
     Attributes:
-        quirks, attention: see `Around`.
+        quirks, attention, recomputed: see `Around`.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class TorchXlaAround:
     ) -> None:
         self.quirks = TorchXlaQuirks()
         self._module, self._autocast, self._scan = module, autocast, scan
-        self._recomputed = RecomputedBlocks(module, recompute)
+        self.recomputed = RecomputedBlocks(module, recompute)
         self._keep_on_host = keep_on_host
         self._attention: AttentionChoice = attention
         self.attention: tuple[AttentionCall, ...] = ()
@@ -61,7 +61,7 @@ class TorchXlaAround:
             AttentionKernels(self._attention, KERNELS, owner=self._module) as kernels,
             autocast(self._autocast),
             # Inside the loops, because recomputation concerns a part of a loop's body.
-            self._recomputed(),
+            self.recomputed(),
             kept_on_host(self._keep_on_host),
             equal_blocks_as_loops(self._module, self._scan if loops else "off", LOOPS, provided),
         ):
@@ -81,10 +81,6 @@ class TorchXlaAround:
         ):
             yield
         self.attention = tuple(kernels.calls)
-
-    def recompute(self, policy: Recompute) -> None:
-        """Has blocks of the module run again in backward from now on, see `RecomputedBlocks`."""
-        self._recomputed = RecomputedBlocks(self._module, policy)
 
     def finish(self, output: Any) -> Any:
         """The module's output, as tensors that can be computed with."""

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from spmdzero.backend.jax._versions import is_for_tpu, is_shared
+from spmdzero.backend.jax._slice import sharing_axes
+from spmdzero.backend.jax._versions import is_for_tpu
 from spmdzero.backend.jax.ops._dtypes import (
     cast,
     dtype_of,
@@ -23,7 +24,7 @@ from spmdzero.backend.jax.ops.activations import gelu, relu
 def product(a: Any, b: Any, contract: tuple[Any, Any], batch: tuple[Any, Any] = ((), ())) -> Any:
     """`dot_general` of operands of one dtype, in the dtype in which torch's kernels compute."""
     wide = jax_dtype(math_dtype(dtype_of(a)))
-    if is_for_tpu() and is_shared():
+    if is_for_tpu() and sharing_axes():
         # A chip adds in fp32 all the same. What devices of the axis tensor then add up of their
         # parts crosses the wire in this dtype.
         wide = a.dtype

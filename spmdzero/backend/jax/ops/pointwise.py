@@ -9,7 +9,7 @@ import jax.scipy.special as jsp
 import torch
 from jax import lax
 
-from spmdzero.backend.jax._versions import is_shared
+from spmdzero.backend.jax._slice import sharing_axes
 from spmdzero.backend.jax.ops._dtypes import (
     cast,
     common,
@@ -28,7 +28,7 @@ def _dtype(x: Any) -> Any:
 @lowers("add.Tensor", "add.Scalar")
 def add(self: Any, other: Any, alpha: Any = 1) -> Any:
     """self + alpha * other."""
-    if alpha == 1 and is_shared() and _dtype(self) == _dtype(other) is not None:
+    if alpha == 1 and sharing_axes() and _dtype(self) == _dtype(other) is not None:
         # One sum is rounded the same in either dtype, and XLA adds two sums of devices' parts up
         # before they cross the wire only where no cast stands between.
         return self + other
