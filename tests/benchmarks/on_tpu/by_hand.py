@@ -34,7 +34,6 @@ class Way:
         zero: 2 keeps bf16 parameters whole; 3 gathers each layer's from fp32 shards.
         recompute: ``"no"``; ``"all"`` of a block; ``"qkv"``, all but the projections to queries,
             keys and values.
-        channels_last: of images.
     """
 
     attention: str = "plain"
@@ -43,7 +42,6 @@ class Way:
     scan: bool = False
     zero: int = 2
     recompute: str = ""
-    channels_last: bool = False
 
 
 def measure(
@@ -176,9 +174,8 @@ class _Step:
         case, way = self.case, self.way
         if case.model == "resnet":
             return lambda p, x, y: jax_resnet.loss(
-                case, {n: gathered(n, a) for n, a in p.items()}, x, y,
-                channels_last=way.channels_last,
-            )  # fmt: skip
+                case, {n: gathered(n, a) for n, a in p.items()}, x, y
+            )
         model, attend = transformer(case), attention(way.attention)
         last = chunked_loss if way.loss == "chunked" else whole_loss
 

@@ -47,41 +47,33 @@ def shapes(case: Case) -> tuple[Shapes, Shapes]:
     return weights, statistics
 
 
-def loss(
-    case: Case, p: Weights, images: jax.Array, y: jax.Array, *, channels_last: bool
-) -> tuple[jax.Array, Weights]:
+def loss(case: Case, p: Weights, images: jax.Array, y: jax.Array) -> tuple[jax.Array, Weights]:
     """Images [rows, 3, pixels, pixels] -> the mean loss, and the batch's means and variances."""
-    layout = "NHWC" if channels_last else "NCHW"
-    places = (1, 2) if channels_last else (2, 3)
     seen: dict[str, jax.Array] = {}
-    if channels_last:
-        images = images.transpose(0, 2, 3, 1)
 
     def conv(name: str, x: jax.Array, stride: int = 1) -> jax.Array:
         pad = p[name].shape[-1] // 2
         made = jax.lax.conv_general_dilated(
             x, p[name], (stride, stride), [(pad, pad)] * 2,
-            dimension_numbers=(layout, "OIHW", layout),
+            dimension_numbers=("NCHW", "OIHW", "NCHW"),
         )  # fmt: skip
         wide = made.astype(jnp.float32)
-        mean = wide.mean((0, *places))
-        variance = (wide**2).mean((0, *places)) - mean**2
+        mean = wide.mean((0, 2, 3))
+        variance = (wide**2).mean((0, 2, 3)) - mean**2
         seen[f"{name}.mean"], seen[f"{name}.variance"] = mean, variance
         scale = jax.lax.rsqrt(variance + 1e-5) * p[f"{name}.weight"]
         shift = p[f"{name}.bias"] - mean * scale
-        over = (...,) if channels_last else (..., None, None)
+        over = (..., None, None)
         return (wide * scale[over] + shift[over]).astype(made.dtype)
 
     x = jax.nn.relu(conv("first", images, 2))
-    window = (1, 3, 3, 1) if channels_last else (1, 1, 3, 3)
-    strides = tuple(2 if side == 3 else 1 for side in window)
-    pads = [(1, 1) if side == 3 else (0, 0) for side in window]
-    x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, strides, pads)
+    pads = [(0, 0), (0, 0), (1, 1), (1, 1)]
+    x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 1, 3, 3), (1, 1, 2, 2), pads)
     for name, inputs, inner, stride in _blocks(case):
         z = jax.nn.relu(conv(f"{name}.1", x))
         z = conv(f"{name}.3", jax.nn.relu(conv(f"{name}.2", z, stride)))
         changes = stride > 1 or inputs != 4 * inner
         x = jax.nn.relu(z + (conv(f"{name}.short", x, stride) if changes else x))
-    logits = (x.mean(places) @ p["head"] + p["head.bias"]).astype(jnp.float32)
+    logits = (x.mean((2, 3)) @ p["head"] + p["head.bias"]).astype(jnp.float32)
     picked = jnp.take_along_axis(logits, y[:, None], -1)[:, 0]
     return (jax.nn.logsumexp(logits, axis=-1) - picked).mean(), seen
