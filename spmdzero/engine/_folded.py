@@ -10,7 +10,7 @@ import torch
 
 from spmdzero.backend import Passage, current, draw_keys
 from spmdzero.backend.pure import ModuleWatch, attempt
-from spmdzero.engine._folded_call import FoldedCall
+from spmdzero.engine._folded_call import FoldedCall, Trained
 from spmdzero.engine._folded_forward import FoldedPass, ForwardContext, PassTracer
 from spmdzero.engine._input_form import UnknownInputError, freeze
 from spmdzero.engine._kinds import (
@@ -67,7 +67,7 @@ class FoldedCalls:
         self._known_kinds: KnownKinds[_Forwards] = KnownKinds(
             lambda: ModuleWatch(training.module, {})
         )
-        self._in_program = False
+        self._in_program, self._trained = False, Trained()
         self.ends = RepeatedSteps(training, launching)
         self.folded = self.traced = 0
         self.reason: str | None = None
@@ -155,6 +155,7 @@ class FoldedCalls:
             context=ForwardContext.now(self._training.module, self._known_kinds.watch),
             again=functools.partial(self._again, tracer=forwards.tracer),
             backward=functools.partial(self._backward, forwards=forwards, verify=verify),
+            trained=self._trained,
         )
         outputs = call(tensors, keys)
         self.folded, self.reason, self._in_program = self.folded + 1, None, True

@@ -48,6 +48,7 @@ class FoldedCall:
             for `backward`.
         backward: takes this call, the forward's arguments, and the gradient of each output that has
             one, by its index; adds the parameters' gradients to the engine's.
+        trained: has one tensor stand for the parameters.
         passage: the passage that `again` returned, None unless it was kept.
     """
 
@@ -57,6 +58,7 @@ class FoldedCall:
     context: ForwardContext
     again: Callable[["FoldedCall", Sequence[torch.Tensor]], Passage]
     backward: Callable[["FoldedCall", Sequence[torch.Tensor], dict[int, torch.Tensor]], None]
+    trained: "Trained"
     passage: Passage | None = None
     _node: Callable[[], Any] = lambda: None
     # The forward's arguments and their versions; None once no backward may come.
@@ -126,7 +128,7 @@ class FoldedCall:
         # A subclass of torch's tensors would run Python for each of them, at each step.
         with torch._C.DisableTorchFunctionSubclass():
             trained = [tensor for tensor in tensors if tensor.requires_grad]
-        outputs: Any = _Folded.apply(self, tensors, keys, *trained)
+        outputs: Any = _Folded.apply(self, tensors, keys, *self.trained.of(trained))
         _waiting.add(self)
         return outputs
 
@@ -156,13 +158,45 @@ def keep_waiting(*, ending: Training | None) -> None:
         _leaving.pop().forget()
 
 
+class Trained:
+    """Has one tensor stand for the trained parameters in autograd's graph.
+
+    A node with an edge to each parameter, at each step, costs more than all else of a call.
+    """
+
+    def __init__(self) -> None:
+        self._leaves: list[torch.Tensor] = []
+        self._all = _NOTHING
+
+    def of(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """One tensor behind which are those of `tensors` that are leaves, then the others."""
+        with torch._C.DisableTorchFunctionSubclass():
+            leaves = [tensor for tensor in tensors if tensor.is_leaf]
+            others = [tensor for tensor in tensors if not tensor.is_leaf]
+        if [*map(id, leaves)] != [*map(id, self._leaves)]:
+            self._leaves, self._all = leaves, _Standing.apply(*leaves) if leaves else _NOTHING
+        return [self._all, *others]
+
+
+class _Standing(torch.autograd.Function):
+    # It lives from step to step, so it saves nothing that a pass could free.
+    @staticmethod
+    def forward(ctx: Any, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        return torch.empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[None, ...]:
+        return (None,) * len(ctx.needs_input_grad)
+
+
 # A node saves it, so that torch can tell whether a pass frees what its nodes have saved.
 _NOTHING = torch.empty(0)
 
 
 class _Folded(torch.autograd.Function):
-    # Autograd sees the trained tensors, so that a request for any of their gradients leads here.
-    # The others are in a list, which autograd doesn't see.
+    # Autograd sees what stands for the trained tensors, so that a request for any of their
+    # gradients leads here. All others are in a list, which autograd doesn't see.
     leaves_region = True
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from spmdzero.engine._step_end import StepEnd
 from spmdzero.errors import SpmdZeroUsageError, UsageAssertionError
 from spmdzero.state._still_placed import FrozenShards, naming_what_left
 from spmdzero.state._training import Training
-from spmdzero.step._folds import Folds
+from spmdzero.step._loss_health import Gradient
 from spmdzero.step._numbers import loss_scale_number
 from spmdzero.step._optimizer import ZeroOptimizer
 
@@ -51,7 +51,6 @@ class ThreeCalls:
         self._training, self._accumulation, self._launching = training, accumulation, launching
         self._folding, self._step_end, self._wall_clock = folding, step_end, wall_clock
         self._frozen = FrozenShards(training)
-        self._folds = Folds.of_few(training.mesh)
         self._needs_scale = training.spmd_config.fp16.enabled and training.optimizer is not None
         self._watch = BackwardWatch(
             region=training.region,
@@ -154,36 +153,25 @@ class ThreeCalls:
             parts = training.batch.accumulation if scale_wrt_gas else 1
             if self._launching.observers:
                 self._launching.summed = self._watch.sum_of_rows(loss)
+            direct = DirectPass.of(loss, training)
+            gradient = None
+            if direct is not None:
+                gradient = Gradient(scale=self._loss_scale(), parts=parts)
+            step = training.counters.global_steps
+            detached, returned, first = training.health.watch(
+                loss, self._of_all(loss), parts=parts, step=step, gradient=gradient
+            )
             with self._watch.by_engine(loss):
-                direct = DirectPass.of(loss, training)
-                if direct is None:
+                if direct is not None and first is not None:
+                    direct.run(first, retain_graph=retain_graph)
+                else:
                     averaged = loss if parts == 1 else loss / parts
                     arrays.backward(self._times_loss_scale(averaged), retain_graph=retain_graph)
-                else:
-                    direct.run(self._gradient(loss, parts), retain_graph=retain_graph)
             self._accumulation.collect_gradients()
             self._accumulation.scaled = False
-            step = training.counters.global_steps
-            detached, returned = training.health.watch(
-                loss, self._of_all(loss), parts=parts, step=step
-            )
             training.current.pass_backward(detached, pending=True)
             training.counters.pass_backward()
             return returned
-
-    def _gradient(self, loss: torch.Tensor, parts: int) -> torch.Tensor:
-        """The gradient of `loss` that autograd would compute from its scaled share of a step."""
-        scale = self._loss_scale()
-
-        def gradient(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            first = torch.ones_like(inputs[0])
-            for number in inputs[1:]:
-                first = first * number
-            return [first if parts == 1 else first / parts]
-
-        with torch.no_grad():
-            inputs = [loss] if scale is None else [loss, scale]
-            return self._folds(("gradient", parts), gradient, inputs)[0]
 
     def _of_all(self, loss: torch.Tensor) -> torch.Tensor:
         """The mean of the hosts' losses, which the hosts report."""

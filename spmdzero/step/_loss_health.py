@@ -1,5 +1,6 @@
 """Watches losses for NaN and infinity without reading them at every step."""
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 
@@ -28,6 +29,26 @@ def watched(
     return torch.where(bad & (first_bad == 0), step, first_bad), finite & ~bad
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Gradient:
+    """The gradient of a loss that autograd computes from its scaled share of a step.
+
+    Attributes:
+        scale: fp16's loss scale, 0-dim float32; None without one.
+        parts: the number of shares.
+    """
+
+    scale: torch.Tensor | None
+    parts: int
+
+    def of(self, loss: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+        """The gradient of `loss`, given the value of `scale`."""
+        first = torch.ones_like(loss)
+        if scale is not None:
+            first = (first * scale).to(loss.dtype)
+        return first if self.parts == 1 else first / self.parts
+
+
 class LossHealth:
     """Remembers on the devices the first step with a non-finite loss.
 
@@ -46,8 +67,14 @@ class LossHealth:
         self._forget_losses()
 
     def watch(
-        self, loss: torch.Tensor, mean: torch.Tensor, *, parts: int, step: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self,
+        loss: torch.Tensor,
+        mean: torch.Tensor,
+        *,
+        parts: int,
+        step: int,
+        gradient: Gradient | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Takes note of a loss of `step`.
 
         Args:
@@ -55,27 +82,32 @@ class LossHealth:
             mean: its mean over the hosts.
             parts: see below.
             step: number of steps before it.
+            gradient: computes one from `loss`, in the same operation.
 
-        Returns a copy of `mean`, 0-dim, and `loss / parts`, a tensor of its own.
+        Returns a copy of `mean`, 0-dim, `loss / parts`, a tensor of its own, and what `gradient`
+        returns.
         """
         state = self._state
 
         def watch(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            loss, mean, here, first_bad, finite = inputs
+            loss, mean, here, first_bad, finite, *scale = inputs
             seen = state.mesh.mark(arrays.apart(mean.reshape(())), REPLICATED)
             share = arrays.apart(loss if parts == 1 else loss / parts)
-            return [*watched(seen, here, first_bad=first_bad, finite=finite), seen, share]
+            first = [] if gradient is None else [gradient.of(loss, *scale)]
+            return [*watched(seen, here, first_bad=first_bad, finite=finite), seen, share, *first]
 
         here = state.mesh.place(step_number(step), waits=True)
+        key, inputs = ("watched", parts, gradient is None), [loss, mean, here]
+        inputs += [state["first_bad"], state["finite"]]
+        if gradient is not None and gradient.scale is not None:
+            inputs.append(gradient.scale)
         with torch.no_grad():
-            first_bad, finite, seen, share = self._folds(
-                ("watched", parts), watch, [loss, mean, here, state["first_bad"], state["finite"]]
-            )
+            first_bad, finite, seen, share, *first = self._folds(key, watch, inputs)
         state.write("first_bad", first_bad)
         if self.check:
             state.write("finite", finite)
             state.write("loss", seen)
-        return seen, share
+        return seen, share, first[0] if first else None
 
     def _forget_bad(self) -> None:
         # The record is 1 + the first bad step, 0 for none. It is data, as a Python int would

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from spmdzero.engine import _folded_call
-from tests.engine.captured import batches, make_engine
+from tests.engine.captured import Residual, batches, make_engine
 
 Register = Callable[[torch.Tensor, Callable[[Any], None]], Any]
 
@@ -97,6 +97,26 @@ def test_steps_are_those_of_autograd_bit_for_bit(
     assert direct == [True] * 8 + [False] * 8
     for mine, its in zip(one, other, strict=True):
         torch.testing.assert_close(mine, its, rtol=0, atol=0)
+
+
+def test_a_loss_in_fp16_overflows_as_in_autograd(direct: list[bool]) -> None:
+    class InHalf(Residual):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).half()
+
+    engines = [make_engine(InHalf(), fp16={"enabled": True}) for _ in range(2)]
+    for index in range(6):
+        for engine in engines:
+            loss = engine(rows(index))
+            if engine is engines[0]:
+                loss.register_hook(lambda grad: None)
+            engine.backward(loss)
+            engine.step()
+    assert direct == [False, True] * 6
+    one, other = engines
+    # The first scale, 2 ** 16, is more than fp16 has.
+    assert one.skipped_steps == other.skipped_steps > 0
+    assert one.cur_scale == other.cur_scale
 
 
 @pytest.mark.parametrize("plain", [False, True])

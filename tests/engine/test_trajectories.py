@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.support.selected import selected
 from tests.support.trajectory import Case, case_of, recording, run
 
 
@@ -48,8 +49,10 @@ CASES = {
     # DeepSpeedCPUAdam's numbers, with states on the host.
     "z2_w2_fp32_offload": FP32,
 }
-# What others show together: these stages with four micro-batches; one, with other optimizers.
+# What others show together: these stages with four micro-batches; one, with other optimizers, whose
+# rules tests/unit compares with torch's; clipping, which all others have, and none.
 SLOW = {
+    *(f"z2_w2_fp32_{name}" for name in ("adagrad", "adam_l2", "noclip", "sgdm")),
     *(f"z{stage}_w2_fp32_gas1" for stage in (0, 1, 2)),
     *(f"z{stage}_w2_bf16_gas1" for stage in (1, 2)),
 }
@@ -69,10 +72,7 @@ def at_stage_0(name: str) -> Case:
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest) -> Runs:
-    mine = [i for i in request.session.items if isinstance(i, pytest.Function)]
-    mine = [i for i in mine if i.module is request.module and hasattr(i, "callspec")]
-    wanted = {item.callspec.params.get("name") for item in mine}
-    cases = {name: case_of(name) for name in CASES if name in wanted}
+    cases = {name: case_of(name) for name in selected(request, "name") if name in CASES}
     cases |= {f"{name} at stage 0": at_stage_0(name) for name in AT_STAGE_0}
     return dict(zip(cases, run([*cases.values()], devices=2), strict=True))
 

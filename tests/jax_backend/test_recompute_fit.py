@@ -15,6 +15,7 @@ from spmdzero.engine import StepGraph
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from tests.engine.test_recompute import ROWS, WIDTH, Stack
 from tests.support.engines import config, start, three_calls
+from tests.support.selected import outside
 
 POLICIES = ("nothing", "dots", "everything")
 
@@ -50,7 +51,9 @@ def trained() -> dict[str, tuple[list[float], list[int]]]:
     return {policy: train(policy) for policy in POLICIES}
 
 
-@pytest.mark.parametrize("picked", POLICIES)
+@pytest.mark.parametrize(
+    "picked", [pytest.param(policy, marks=outside(POLICIES[1:], policy)) for policy in POLICIES]
+)
 def test_the_first_that_fits_is_taken(
     trained: Any, picked: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,16 +6,21 @@ from typing import Any
 import pytest
 
 
-def selected(request: pytest.FixtureRequest) -> list[Any]:
-    """The `case` of each selected test of the requesting module, once each, in their order."""
+def selected(request: pytest.FixtureRequest, parameter: str = "case") -> list[Any]:
+    """The cases of the selected tests of the requesting module, once each, in their order.
+
+    Args:
+        request: of the fixture.
+        parameter: the tests' parameter that has the case, or its name.
+    """
     mine = (
         item
         for item in request.session.items
         if isinstance(item, pytest.Function) and item.module is request.module
     )
     parameters = (item.callspec.params for item in mine if hasattr(item, "callspec"))
-    cases = (found["case"] for found in parameters if "case" in found)
-    return list({case.name: case for case in cases}.values())
+    cases = (found[parameter] for found in parameters if parameter in found)
+    return list({getattr(case, "name", case): case for case in cases}.values())
 
 
 def each(cases: Collection[Any], *, sample: Collection[Any]) -> list[Any]:
