@@ -174,7 +174,8 @@ class Trained:
             leaves = [tensor for tensor in tensors if tensor.is_leaf]
             others = [tensor for tensor in tensors if not tensor.is_leaf]
         if [*map(id, leaves)] != [*map(id, self._leaves)]:
-            self._leaves, self._all = leaves, _Standing.apply(*leaves) if leaves else _NOTHING
+            standing: Any = _Standing.apply(*leaves) if leaves else _NOTHING
+            self._leaves, self._all = leaves, standing
         return [self._all, *others]
 
 
