@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import json
+import math
 from collections import Counter
 
 import pytest
@@ -94,9 +95,10 @@ def test_a_block_sends_all_to_alls_around_kernels(tpu: str, sequence: int, numbe
     own = ROWS * (LENGTH // sequence) * (WIDTH // HEADS) * 2
     # Query and result, key and value, forward and backward.
     assert moved == {own * HEADS: 4 * BLOCKS, own * KV_HEADS: 4 * BLOCKS}
-    sums = [c.bytes for c in within if c.kind == "all-reduce" and len(c.shape) == 2]
+    sums = [math.prod(c.shape) for c in within if c.kind == "all-reduce" and not c.is_scalar]
     trained = BLOCKS * (3 * WIDTH * 2816 + 3 * WIDTH * WIDTH) + 2 * 8192 * WIDTH
-    assert trained * 2 <= sum(sums) <= trained * 2 * 1.01
+    # Vectors come along.
+    assert trained <= sum(sums) <= trained * 1.01
     # ZeRO's own traffic is that of the replicas.
     assert 0.9 < found.moves_on(tpu).over_floor < 1.03
 
