@@ -140,7 +140,7 @@ def with_accelerate() -> list[float]:
             logits=outputs.logits, labels=None, shift_labels=shift_labels, vocab_size=WORDS
         )
         of_each = gather(loss, group=group)
-        tokens = gather((shift_labels != -100).view(-1).sum(), group=group)
+        tokens: Any = gather((shift_labels != -100).view(-1).sum(), group=group)
         total = sum(of_each[i] * tokens[i] for i in range(told.sp_size) if tokens[i] > 0)
         loss = total / max(sum(tokens), 1)
         accelerator.backward(loss)

@@ -59,9 +59,9 @@ def rows_of_own_lengths() -> list[dict[str, torch.Tensor]]:
 
 def weighted(loss: torch.Tensor, shift_labels: torch.Tensor, group: Any, count: int) -> Any:
     """The loss of DeepSpeed's tutorial: the mean of the ranks' losses, by their labels."""
-    losses = torch.distributed.nn.functional.all_gather(loss, group=group)
-    tokens = (shift_labels != -100).view(-1).sum()
-    tokens_of = torch.distributed.nn.functional.all_gather(tokens, group=group)
+    gather: Any = torch.distributed.nn.functional.all_gather
+    losses = gather(loss, group=group)
+    tokens_of = gather((shift_labels != -100).view(-1).sum(), group=group)
     total = sum(losses[i] * tokens_of[i] for i in range(count) if tokens_of[i] > 0)
     return total / max(sum(tokens_of), 1)
 

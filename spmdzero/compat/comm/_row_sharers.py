@@ -34,7 +34,8 @@ class RowSharers(dist.ProcessGroup):
     """
 
     def __init__(self, members: int) -> None:
-        super().__init__(0, members)
+        # torch's stub knows one of the two constructors.
+        super().__init__(0, members)  # pyrefly: ignore[missing-argument, bad-argument-type]
         self._own_name = _NAME
 
     def getBackendName(self) -> str:  # noqa: N802
@@ -50,6 +51,7 @@ class RowSharers(dist.ProcessGroup):
         # torch's class has no room for a name where no backend of torch's is registered.
         self._own_name = name
 
+    # pyrefly: ignore[bad-override]
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """Sets each output to the input.
 
@@ -67,6 +69,7 @@ class RowSharers(dist.ProcessGroup):
             output.copy_(inputs[0])
         return _done(outputs)
 
+    # pyrefly: ignore[bad-override]
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """Sets each output to its input: torch's backward of a gather, of which one is needed."""
         for output, value in zip(outputs, inputs, strict=True):
@@ -74,6 +77,7 @@ class RowSharers(dist.ProcessGroup):
             output.copy_(value)
         return _done(outputs)
 
+    # pyrefly: ignore[bad-override]
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         """Leaves the tensors as they are.
 
@@ -91,10 +95,12 @@ class RowSharers(dist.ProcessGroup):
             )
         return _done(tensors)
 
+    # pyrefly: ignore[bad-override]
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
         """Leaves the tensors as they are."""
         return _done(tensors)
 
+    # pyrefly: ignore[bad-override]
     def barrier(self, opts: Any = None) -> Any:
         """Waits for nobody."""
         return _done([])
@@ -149,9 +155,8 @@ def share_rows(members: int) -> RowSharers:
             )
         _Held.members = members
         # Only this process is in it: the devices that share rows are those of one host.
-        known = _Held.group = new_group(
-            [dist.get_rank()], backend=_NAME, use_local_synchronization=True
-        )
+        made: Any = new_group([dist.get_rank()], backend=_NAME, use_local_synchronization=True)
+        known = _Held.group = made
     return known
 
 
@@ -175,7 +180,8 @@ def _require_number(what: str, tensor: torch.Tensor) -> None:
 def _done(result: Any) -> Any:
     future: Any = torch.futures.Future()
     future.set_result(result)
-    return torch._C._distributed_c10d._create_work_from_future(future)
+    c10d: Any = torch._C._distributed_c10d
+    return c10d._create_work_from_future(future)
 
 
 def _refuse(what: str, reason: str, instead: str) -> NoReturn:
