@@ -156,6 +156,27 @@ class Attends(nn.Module):
         return (out.transpose(1, 2).flatten(2) - x.sum((1, 2), keepdim=True)).square().mean()
 
 
+class Projects(nn.Module):
+    """A product with a weight `[in, out]`, as of `Conv1D`, whose gradient is x.T @ grad."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(16, 24)), nn.Parameter(torch.zeros(24))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = torch.addmm(self.bias, x.view(-1, 16), self.weight).view(*x.shape[:2], 24)
+        return (made * made.sin()).mean()
+
+
+def test_rows_of_a_transposed_product_stay_divided() -> None:
+    engine, *_ = spmdzero.initialize(model=Projects(), config=config_of(MESH))
+    with spmdzero.record_ledgers(engine) as ledgers:
+        engine.train_batch(iter([(torch.randn(ROWS, LENGTH, 16),)]))
+    within = ledgers.boundary.of_role("sequence")
+    assert {c.kind for c in within} == {"all-reduce"}
+    assert {c.shape for c in within} == {(), (24,), (16, 24)}
+
+
 def attended(mesh: dict[str, int], heads: int, own: int) -> list[float]:
     torch.manual_seed(0)
     engine, *_ = spmdzero.initialize(model=Attends(heads, own), config=config_of(mesh))
