@@ -82,7 +82,7 @@ def require_module(model: object, **refused: object) -> nn.Module:
             raise SpmdZeroUsageError(
                 f"initialize({name}=...): one process drives all devices, and the config says how "
                 'they share the work. Leave it out; "spmd": {"mesh": {"fsdp": -1, "tensor": 2}} '
-                "splits weights over pairs of them"
+                "splits weights over pairs of them, and an axis sequence rows"
             )
     return model
 
