@@ -70,9 +70,9 @@ def test_attention_gets_whole_rows_by_all_to_alls_and_nothing_is_gathered(shared
     within = ledger.of_role("sequence")
     rows, part = ROWS // 4, LENGTH // 2
     moved = Counter(math.prod(c.shape) for c in within if c.kind == "all-to-all")
-    # In each block query and output, forward and backward; and so key and value, with fewer heads.
-    query, key = (rows * part * heads * HEAD for heads in (HEADS, KV_HEADS))
-    assert moved == {query: 2 * 2 * 2, key: 2 * 2 * 2}
+    # In each block query, key and value together, and the result; forward and backward.
+    head = rows * part * HEAD
+    assert moved == {head * (HEADS + 2 * KV_HEADS): 2 * 2, head * HEADS: 2 * 2}
     # Each device has a summand of the gradient of every weight.
     sums = [c.shape for c in within if c.kind == "all-reduce" and not c.is_scalar]
     assert Counter(sums) == Counter(tuple(p.shape) for p in engine.module.parameters())

@@ -92,9 +92,9 @@ def test_a_block_sends_all_to_alls_around_kernels(tpu: str, sequence: int, numbe
     (program,) = found.moves_on(tpu).programs
     within = program.ledger.of_role("sequence")
     moved = Counter(c.bytes for c in within if c.kind == "all-to-all")
-    own = ROWS * (LENGTH // sequence) * (WIDTH // HEADS) * 2
-    # Query and result, key and value, forward and backward.
-    assert moved == {own * HEADS: 4 * BLOCKS, own * KV_HEADS: 4 * BLOCKS}
+    head = ROWS * (LENGTH // sequence) * (WIDTH // HEADS) * 2
+    # Query, key and value together, and the result; forward and backward.
+    assert moved == {head * (HEADS + 2 * KV_HEADS): 2 * BLOCKS, head * HEADS: 2 * BLOCKS}
     sums = [math.prod(c.shape) for c in within if c.kind == "all-reduce" and not c.is_scalar]
     trained = BLOCKS * (3 * WIDTH * 2816 + 3 * WIDTH * WIDTH) + 2 * 8192 * WIDTH
     # Vectors come along.

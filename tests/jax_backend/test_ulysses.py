@@ -182,7 +182,8 @@ def test_distributed_attention_is_that_of_whole_rows_by_all_to_alls() -> None:
     with spmdzero.record_ledgers(engine) as ledgers:
         engine.train_batch(iter([(x,)]))
     moved = [c for c in ledgers.boundary.of_role("sequence") if c.kind == "all-to-all"]
-    assert len(moved) == 8
+    # Query, key and value together, and the result; forward and backward.
+    assert len(moved) == 4
     assert ledgers.boundary.activations == ()
 
 
