@@ -3,7 +3,7 @@
     SPMDZERO_BACKEND=jax CPU_NUM_DEVICES=8 python tests/benchmarks/long_rows.py
 
 Programs of two and of four blocks of Llama 3.2 1B are compiled. Their difference is a block's part,
-and 16 blocks take what two take and 14 such parts. The table is that of docs/sequence_axis.md.
+and 16 blocks take what two take and 14 such parts. Compiling takes libtpu many minutes.
 """
 
 import argparse
