@@ -27,7 +27,10 @@ _SAME = {
     "runtime.activation_checkpointing.checkpointing": "spmdzero.compat.checkpointing",
     "runtime.config": "spmdzero.compat.runtime_config",
     "runtime.lr_schedules": "spmdzero.compat.lr_schedules",
+    "runtime.sequence_parallel.parallel_state_sp": "spmdzero.compat.parallel_state_sp",
+    "runtime.sequence_parallel.ulysses_sp": "spmdzero.compat.ulysses_sp",
     "runtime.utils": "spmdzero.compat.runtime_utils",
+    "sequence.layer": "spmdzero.compat.sequence_layer",
     "store": "spmdzero.formats",
     "utils.groups": "spmdzero.compat.groups",
     "utils.logging": "spmdzero.compat.logging",
@@ -71,6 +74,7 @@ _MADE: dict[str, dict[str, str]] = {
         "compat.helpers": "RepeatingLoader",
     },
     "runtime.engine": {"engine": "Engine=DeepSpeedEngine"},
+    "runtime.sequence_parallel": {},
     "runtime.zero": {"compat.zero_contexts": _CONTEXTS, "compat.zero_init": "Init"},
     "runtime.zero.partition_parameters": {
         "compat.accelerator": "get_accelerator",
@@ -85,6 +89,7 @@ _MADE: dict[str, dict[str, str]] = {
         "engine": "ZeroOptimizer=DeepSpeedZeroOptimizer",
         "plan": "estimate_zero2_model_states_mem_needs",
     },
+    "sequence": {},
     "utils": {
         "compat.accelerator": "get_accelerator",
         "compat.groups": """

@@ -1,6 +1,7 @@
-"""`deepspeed.utils.groups`: all processes are data-parallel, and no other parallelism exists.
+"""`deepspeed.utils.groups`: all processes are data-parallel.
 
-Ranks and sizes count processes (hosts), as in `spmdzero.comm`, and not devices.
+Ranks and sizes count processes (hosts), as in `spmdzero.comm`, and not devices. The group of those
+that share rows is the exception: a process's devices do.
 """
 
 from typing import Any
@@ -8,6 +9,11 @@ from typing import Any
 from spmdzero.compat import comm
 from spmdzero.compat.accelerator import get_accelerator
 from spmdzero.compat.logging import log_dist
+from spmdzero.compat.parallel_state_sp import (
+    get_sequence_parallel_group,
+    get_sequence_parallel_rank,
+    get_sequence_parallel_world_size,
+)
 
 __all__ = [
     "bwc_pipeline_parallel_world_size",
@@ -71,3 +77,6 @@ get_tensor_model_parallel_group = get_model_parallel_group
 get_tensor_model_parallel_rank = get_model_parallel_rank
 get_tensor_model_parallel_world_size = get_model_parallel_world_size
 bwc_pipeline_parallel_world_size = bwc_tensor_model_parallel_world_size
+_get_sequence_parallel_group = get_sequence_parallel_group
+_get_sequence_parallel_rank = get_sequence_parallel_rank
+_get_sequence_parallel_world_size = get_sequence_parallel_world_size

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from spmdzero.backend import map_tensors
 from spmdzero.compat import comm
 from spmdzero.compat.accelerator import get_accelerator
 
@@ -32,6 +33,22 @@ def see_memory_usage(message: str, force: bool = False) -> None:
         f"percent = {100 * (total - free) / total:.1f}%"
     )
     accelerator.reset_peak_memory_stats()
+
+
+def move_to_device(item: Any, device: Any, criterion_func: Any = None) -> Any:
+    """Copies a tensor, or those in nested lists, tuples and dicts, to `device`.
+
+    Args:
+        item: tensors; anything else is left as it is.
+        device: where to.
+        criterion_func: which tensors move; None moves all.
+    """
+
+    def move(_: str, tensor: Any) -> Any:
+        wanted = criterion_func is None or criterion_func(tensor)
+        return tensor.to(device) if wanted else tensor
+
+    return map_tensors(item, move)
 
 
 def clip_grad_norm_(

@@ -11,6 +11,7 @@ from spmdzero.engine._parameter import ZeroParameter, release, trained_parameter
 from spmdzero.engine._plan_of import mesh_of
 from spmdzero.engine._programs import Call, Compilation, changed_calls
 from spmdzero.engine._repeated_rows import RepeatedRows
+from spmdzero.engine._sequence_axis import with_mpus_size
 from spmdzero.engine._setup import start_devices
 from spmdzero.engine._snapshot import StepGraph
 from spmdzero.engine._tensor_axis import ask_for_size
@@ -37,4 +38,5 @@ __all__ = [
     "release",
     "start_devices",
     "trained_parameter",
+    "with_mpus_size",
 ]

@@ -14,6 +14,7 @@ from spmdzero.data._loader import ZeroDataLoader
 from spmdzero.engine._engine import Engine
 from spmdzero.engine._groups import ParameterGroups
 from spmdzero.engine._plan_of import planned, resting_shards
+from spmdzero.engine._sequence_axis import with_mpus_size
 from spmdzero.engine._setup import (
     make_training,
     place_module,
@@ -39,7 +40,7 @@ def initialize(
     training_data: Dataset[Any] | None = None,
     lr_scheduler: Any = None,
     distributed_port: int = 29500,
-    mpu: None = None,
+    mpu: Any = None,
     dist_init_required: bool | None = None,
     collate_fn: Callable[[list[Any]], Any] | None = None,
     config: str | os.PathLike[str] | dict[str, Any] | None = None,
@@ -65,7 +66,9 @@ def initialize(
             makes one from the optimizer.
         distributed_port: has no effect; the launcher's environment names the port.
         dist_init_required: False requires that `init_distributed` was called before.
-        mpu, mesh_param: refused: the config names the mesh.
+        mpu: None, or what `UlyssesSPAttentionHF.register_with_transformers` has returned, whose
+            size is ``sequence_parallel_size``.
+        mesh_param: refused: the config names the mesh.
         collate_fn: samples -> batch, for the loader.
         config: path of a DeepSpeed JSON, or its dict. `config_params` is the old name.
         weights: an argument of spmdzero: a safetensors file, its index, a folder with either, or a
@@ -81,8 +84,9 @@ def initialize(
         SpmdZeroUsageError: an argument can't be used.
         SpmdZeroRuntimeError: a device was used before SPMD was on.
     """
-    module = require_module(model, mpu=mpu, mesh_param=mesh_param)
+    module = require_module(model, mesh_param=mesh_param)
     given = with_asked_size(old_argument(config, config_params), args, module)
+    given = with_mpus_size(given, args, mpu)
     settings = read_settings(given, args)
     mesh, batch = start_backend(settings, dist_init_required=dist_init_required)
     say_start(settings, batch, mesh.spec, of_process=engine_class._rows_of_process)

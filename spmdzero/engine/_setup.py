@@ -82,7 +82,7 @@ def require_module(model: object, **refused: object) -> nn.Module:
             raise SpmdZeroUsageError(
                 f"initialize({name}=...): one process drives all devices, and the config says how "
                 'they share the work. Leave it out; "spmd": {"mesh": {"fsdp": -1, "tensor": 2}} '
-                "splits weights over pairs of them"
+                "splits weights over pairs of them, and an axis sequence rows"
             )
     return model
 
@@ -143,15 +143,6 @@ def start_devices(settings: SpmdZeroConfig, *, dist_init_required: bool | None) 
     processes.connect(required=dist_init_required)
     require_same_settings(settings)
     spec = mesh_of(settings, runtime.device_count())
-    if spec.sequence > 1 and runtime.program_platform() == "TPU":
-        raise SpmdZeroConfigError(
-            key="spmd.mesh",
-            value=dict(spec.axes),
-            reason="libtpu 0.0.21 aborts where it cuts token ids and positions, integers of 64 "
-            "bits, along the axis sequence",
-            fix='Leave the axis out; "spmd": {"recompute": "offload", "fused_loss": true} trains '
-            "longer rows on a TPU.",
-        )
     if runtime.local_device_count() % math.prod(spec.sharing.values()):
         raise SpmdZeroConfigError(
             key="spmd.mesh",

@@ -12,9 +12,9 @@ longer.
   backward has 5.
 - The time is that of padded head dims: a matrix unit is 128 (v6e, tpu7x: 256) wide, and a head dim
   of 64 leaves half of it idle. libtpu's own estimate of a batched product agrees.
-- All scores count, unless the kernel was traced in a scope whose name has `causal`: then blocks
-  that the mask hides wholly don't. Splash attention gives its blocks in its name or, in newer JAX,
-  beside it; for other kernels half the scores count.
+- All scores count, unless the kernel was traced in a scope whose name has `causal` or a window:
+  then blocks that these hide wholly don't. Splash attention gives its blocks in its name or, in
+  newer JAX, beside it; for other kernels those scores count that are seen.
 - For any other kernel only the bytes are known.
 """
 
@@ -68,23 +68,36 @@ def _attention_flops(kernel: Kernel, op_names: Sequence[str], width: int) -> tup
     query, key, value = (array.dims for array in arrays[:3])
     scores = math.prod(query[:-1]) * key[-2]
     products = _products(kernel, said, arrays[0])
-    if "causal" in said:
-        scores *= _seen(f"{said} {kernel.said}", products, query[-2], key[-2])
+    window = re.search(r"\.window(\d+)", said)
+    if "causal" in said or window:
+        near = int(window[1]) if window else key[-2]
+        blocks = _blocks(f"{said} {kernel.said}", products)
+        scores *= _seen(query[-2], key[-2], *blocks, causal="causal" in said, window=near)
     # Half of the products contract or produce the queries' head dim, half the values' head dim.
     head = (query[-1] + value[-1]) / 2
     wide = (_padded(query[-1], width) + _padded(value[-1], width)) / 2
     return 2 * products * scores * head, 2 * products * scores * wide
 
 
-def _seen(said: str, products: int, queries: int, keys: int) -> float:
-    """The share of blocks that a causal mask doesn't hide wholly."""
+def _blocks(said: str, products: int) -> tuple[int, int]:
+    """Queries and keys in a block, by what a kernel says; 1 and 1 if it says nothing."""
     # The name has the blocks of all its kernels; so has the text that newer JAX writes beside it.
     which = {_FORWARD: "", 3: "_dq"}.get(products, "_dkv")
     found = [re.search(rf'block_{side}{which}(?:[=_]|": )(\d+)', said) for side in ("q", "kv")]
     q_block, kv_block = (int(one[1]) if one else 0 for one in found)
-    if not q_block or not kv_block:
-        return 1 / 2
-    seen = sum(-(-min(end, keys) // kv_block) for end in range(q_block, queries + q_block, q_block))
+    return (q_block, kv_block) if q_block and kv_block else (1, 1)
+
+
+def _seen(
+    queries: int, keys: int, q_block: int, kv_block: int, *, causal: bool, window: int
+) -> float:
+    """The share of blocks that a causal mask and a window don't hide wholly."""
+    seen = 0
+    for start in range(0, queries, q_block):
+        end = start + q_block
+        first = max(start - window + 1, 0) // kv_block
+        last = -(-min(end if causal else end + window - 1, keys) // kv_block)
+        seen += max(last - first, 0)
     return seen / (-(-queries // q_block) * -(-keys // kv_block))
 
 

@@ -18,6 +18,7 @@ from spmdzero.config import (
     one_of,
     read,
 )
+from spmdzero.engine import with_mpus_size
 from spmdzero.errors import BatchSizesError, SpmdZeroConfigError
 from spmdzero.integrations import _trainer
 from spmdzero.integrations._accelerate import require_counted
@@ -46,7 +47,11 @@ def initialize_for_client(*args: Any, **kwargs: Any) -> Any:
         SpmdZeroUsageError: accelerate doesn't count the other hosts.
     """
     given = old_argument(kwargs.pop("config", None), kwargs.pop("config_params", None))
-    config = read(one_of(given, named_by(kwargs.get("args"))))
+    names, mpu = kwargs.get("args"), kwargs.get("mpu")
+    config = dict(read(one_of(with_mpus_size(given, names, mpu), named_by(names))))
+    if mpu is not None and ROWS in config:
+        # accelerate multiplies by a number of processes that it takes for devices.
+        config.pop("train_batch_size", None)
     choose(backend_of(config))
     processes.join()
     require_counted(runtime.process_count())

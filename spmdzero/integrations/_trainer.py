@@ -96,9 +96,10 @@ def defer_reads() -> None:
 
 
 def follow_imports() -> None:
-    """Makes transformers accept `bf16=True` without a GPU, and report a too early import."""
+    """Makes transformers accept `bf16=True` without a GPU, report a too early import, and more."""
     after_import("transformers.training_args", _allow_bf16)
     after_import("transformers.integrations.deepspeed", _refuse_without_deepspeed)
+    after_import("transformers.trainer", _count_batches_once)
 
 
 def _refuse_without_deepspeed(module: Any) -> None:
@@ -108,6 +109,14 @@ def _refuse_without_deepspeed(module: Any) -> None:
         @in_place_of(module.HfDeepSpeedConfig, "__init__")
         def refuse(original: Any, self: Any, *args: Any) -> None:
             refuse_late("transformers")
+
+
+def _count_batches_once(module: Any) -> None:
+    @in_place_of(module.Trainer, "get_sp_size")
+    def get_sp_size(original: Any, self: Any) -> int:
+        # Each of DeepSpeed's ranks that share rows has a loader, so that there are as many times
+        # its batches. Here a process has one loader for all of its devices.
+        return 1 if self.is_deepspeed_enabled else original(self)
 
 
 def _allow_bf16(module: Any) -> None:

@@ -5,6 +5,7 @@ from torch import nn
 
 import spmdzero
 from spmdzero.backend import current
+from spmdzero.compat import parallel_state_sp
 from spmdzero.errors import SpmdZeroConfigError
 
 
@@ -16,3 +17,16 @@ def test_the_axis_is_refused_by_name(more: dict[str, object]) -> None:
         pytest.skip("JAX has the axis")
     with pytest.raises(SpmdZeroConfigError, match="leaves none, such as sequence, to the compiler"):
         spmdzero.initialize(model=nn.Linear(2, 2), config={"train_batch_size": 8, **more})
+
+
+def test_ulysses_is_refused_when_the_engine_is_made() -> None:
+    if current().name == "jax":
+        pytest.skip("JAX has the axis")
+    parallel_state_sp.initialize_sequence_parallel(2)
+    try:
+        with pytest.raises(SpmdZeroConfigError, match="leaves none, such as sequence"):
+            spmdzero.initialize(
+                model=nn.Linear(2, 2), config={"train_batch_size": 8}, mpu=parallel_state_sp
+            )
+    finally:
+        parallel_state_sp._release_sequence_parallel_groups()

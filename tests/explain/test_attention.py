@@ -171,6 +171,38 @@ def test_transformers_models_reach_the_kernels(
     assert traffic(explanation, "v5e:2x4") == (0, 0)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("masked", [False, True], ids=["no mask", "padding"])
+@pytest.mark.parametrize("name", ["Mistral", "Gemma2", "GptOss"])
+def test_windows_caps_and_sinks_of_transformers_models_are_kernels(
+    mesh: Mesh, texts: dict[str, str], name: str, masked: bool
+) -> None:
+    import transformers
+
+    config = getattr(transformers, f"{name}Config")(
+        hidden_size=128, intermediate_size=192, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=64, num_hidden_layers=1, vocab_size=128, sliding_window=128, use_cache=False,
+        layer_types=["sliding_attention"], attention_dropout=0.0, num_local_experts=2,
+        num_experts_per_tok=1, pad_token_id=0, max_position_embeddings=512,
+        **({"rope_scaling": None} if name == "GptOss" else {}),
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    if name == "GptOss":
+        model.set_experts_implementation("batched_mm")
+    batch = {"input_ids": tokens() % 128, "labels": tokens() % 128}
+    if masked:
+        batch["attention_mask"] = (torch.arange(LENGTH) < 200).long().expand(8, LENGTH)
+    explanation = spmdzero.explain(model, CONFIG, batch, tpu=["v5e:2x4"], stages=())
+    assert [use.plain_because for use in explanation.attention] == [None]
+    text = texts["v5e:2x4"]
+    found = kernels(text)
+    assert found == ["forward", "backward", "backward"] if masked else ["forward", "backward"]
+    assert ".causal.window128" in text
+    # Neither scores nor weights nor a mask of all pairs.
+    assert f"{LENGTH},{LENGTH}]" not in text
+    assert traffic(explanation, "v5e:2x4") == (0, 0)
+
+
 def test_a_failure_in_a_kernel_is_said_before_the_kernel(tmp_path: Path) -> None:
     kernel = "\n".join(f"  operation {number}" for number in range(500))
     said = f"Traceback:\n  line 1\njaxlib.XlaRuntimeError: INTERNAL: expected <= 7\n{kernel}"

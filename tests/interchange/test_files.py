@@ -235,8 +235,10 @@ def test_another_parallelism_is_refused_by_name(tmp_path: Path) -> None:
     }.items():
         shutil.copytree(RECORDED / "z2_w2_fp16" / TAG, tmp_path / file)
         (tmp_path / file / file).touch()
-        with pytest.raises(SpmdZeroCheckpointError, match=reason):
+        with pytest.raises(SpmdZeroCheckpointError, match=reason) as caught:
             read(tmp_path / file)
+        named = "_consolidated_16bit_state_dict" in str(caught.value)
+        assert named == reason.startswith("tensor")
 
 
 def test_what_doesnt_fit_in_the_files_of_stage_3_is_said(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Programs for TPUs hold attention's kernels: what is lowered for one, without having one."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -8,6 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from spmdzero.backend import runtime
+from spmdzero.backend.attention._call import Call, Seen
+from spmdzero.backend.jax._attention import KERNELS
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._graph_function import function_of
@@ -18,7 +21,9 @@ from tests.unit.region_harness import Apply, Probe
 ROWS = 8  # one for each device
 
 
-def lowered_for_tpu(mesh: DeviceMesh, attend: Any, *tensors: torch.Tensor) -> str:
+def lowered_for_tpu(
+    mesh: DeviceMesh, attend: Any, *tensors: torch.Tensor, calls: Sequence[None] = (None,)
+) -> str:
     """The program of attention and its gradient, of a query that is key and value too."""
 
     def forward(x: torch.Tensor, *more: torch.Tensor) -> Any:
@@ -30,7 +35,7 @@ def lowered_for_tpu(mesh: DeviceMesh, attend: Any, *tensors: torch.Tensor) -> st
     with runtime.tracing_only(platform="TPU"), torch.no_grad():
         probe = Probe(Apply(forward), mesh)
         found = probe(*map(probe.batch, tensors))
-        assert [call.plain_because for call in probe.region.attention] == [None]
+        assert [call.plain_because for call in probe.region.attention] == [*calls]
         graph, leaves = Graph.of([value_of(tensor) for tensor in found])
     # As `compilations.lower` does, for a platform that isn't here.
     with wide_numbers(), jax.default_matmul_precision("highest"):
@@ -48,6 +53,18 @@ def test_forward_and_backward_are_a_kernel_each_on_a_tpu(
     )
     assert text.count("@tpu_custom_call") == 2
     assert "256x256" not in text  # weights
+
+
+def test_a_window_with_a_cap_and_sinks_is_a_kernel_each_on_a_tpu(mesh: DeviceMesh) -> None:
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        seen = Seen(causal=True, window=100, keys=None)
+        call = Call(query=x, key=x, value=x, seen=seen, soft_cap=50.0, sinks=x[0, :, 0, 0])
+        call.require_kernel(short=False)
+        return call.run(KERNELS, platform="tpu")
+
+    text = lowered_for_tpu(mesh, attend, torch.zeros(ROWS, 2, 384, 64), calls=[])
+    assert text.count("@tpu_custom_call") == 3  # 384 keys are three blocks: two kernels backward
+    assert "384x384" not in text  # weights
 
 
 def test_beside_a_mask_the_backward_has_two_kernels(mesh: DeviceMesh) -> None:

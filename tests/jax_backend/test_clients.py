@@ -44,6 +44,18 @@ def test_clients_count_the_replicas_of_a_mesh_whose_devices_share_weights(kind: 
             assert losses == pytest.approx(plain, rel=TOLERANCE), client
 
 
+@pytest.mark.parametrize(
+    "clients", [("accelerate",), pytest.param(CLIENTS, marks=pytest.mark.slow)], ids=len
+)
+def test_clients_let_devices_share_rows_by_their_own_words(clients: tuple[str, ...]) -> None:
+    module = "tests.jax_backend.clients_of_long_rows"
+    printed = run_python("-m", module, *clients, devices=8, fresh=True, SPMDZERO_BACKEND="jax")
+    found = json.loads(printed.splitlines()[-1])
+    assert found.keys() == {"plain", *clients}
+    for client in clients:
+        assert found[client] == pytest.approx(found["plain"], rel=TOLERANCE), client
+
+
 _SCRIPT = """
 import sys
 from transformers import BertModel

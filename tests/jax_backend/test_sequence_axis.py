@@ -70,9 +70,9 @@ def test_attention_gets_whole_rows_by_all_to_alls_and_nothing_is_gathered(shared
     within = ledger.of_role("sequence")
     rows, part = ROWS // 4, LENGTH // 2
     moved = Counter(math.prod(c.shape) for c in within if c.kind == "all-to-all")
-    # In each block query and output, forward and backward; and so key and value, with fewer heads.
-    query, key = (rows * part * heads * HEAD for heads in (HEADS, KV_HEADS))
-    assert moved == {query: 2 * 2 * 2, key: 2 * 2 * 2}
+    # In each block query, key and value together, and the result; forward and backward.
+    head = rows * part * HEAD
+    assert moved == {head * (HEADS + 2 * KV_HEADS): 2 * 2, head * HEADS: 2 * 2}
     # Each device has a summand of the gradient of every weight.
     sums = [c.shape for c in within if c.kind == "all-reduce" and not c.is_scalar]
     assert Counter(sums) == Counter(tuple(p.shape) for p in engine.module.parameters())
@@ -154,6 +154,27 @@ class Attends(nn.Module):
         q, kv = (made.unflatten(-1, (-1, 4)).transpose(1, 2) for made in (self.q(x), self.kv(x)))
         out = F.scaled_dot_product_attention(q, kv, kv, is_causal=True, enable_gqa=True)
         return (out.transpose(1, 2).flatten(2) - x.sum((1, 2), keepdim=True)).square().mean()
+
+
+class Projects(nn.Module):
+    """A product with a weight `[in, out]`, as of `Conv1D`, whose gradient is x.T @ grad."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(16, 24)), nn.Parameter(torch.zeros(24))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = torch.addmm(self.bias, x.view(-1, 16), self.weight).view(*x.shape[:2], 24)
+        return (made * made.sin()).mean()
+
+
+def test_rows_of_a_transposed_product_stay_divided() -> None:
+    engine, *_ = spmdzero.initialize(model=Projects(), config=config_of(MESH))
+    with spmdzero.record_ledgers(engine) as ledgers:
+        engine.train_batch(iter([(torch.randn(ROWS, LENGTH, 16),)]))
+    within = ledgers.boundary.of_role("sequence")
+    assert {c.kind for c in within} == {"all-reduce"}
+    assert {c.shape for c in within} == {(), (24,), (16, 24)}
 
 
 def attended(mesh: dict[str, int], heads: int, own: int) -> list[float]:

@@ -147,6 +147,16 @@ def test_blocks_that_a_causal_mask_hides_whole_cost_nothing() -> None:
         assert kernel_cost(causal, V6E).flops == pytest.approx(whole * 36 / 64), name
 
 
+def test_blocks_that_a_window_hides_whole_cost_nothing() -> None:
+    for name, operation in kernels().items():
+        whole = kernel_cost(operation, V6E).flops
+        # A block of 128 queries sees its own keys and, from the first query on, 200 before it.
+        near = replace(operation, op_names=("attention.forward.causal.window200/",))
+        assert kernel_cost(near, V6E).flops == pytest.approx(whole * (1 + 2 + 6 * 3) / 64), name
+        both = replace(operation, op_names=("attention.forward.window129/",))
+        assert kernel_cost(both, V6E).flops == pytest.approx(whole * (2 + 6 * 3 + 2) / 64), name
+
+
 def test_a_newer_kernel_says_its_blocks_in_lines_of_their_own() -> None:
     # Of what jax 0.12.0 and libtpu 0.0.50.1 made of causal attention, [8, 1024, 128].
     array, said = "bf16[8,1024,128]{2,1,0}", r"{\"block_q\": 128, \"block_kv\": 256}"

@@ -19,8 +19,27 @@ class PlainError(Exception):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What a mask `[rows, 1, queries, keys]` says, where it is known.
+
+    Attributes:
+        causal: query i sees only the keys up to i.
+        window: query i sees only keys j with ``|i - j| < window``; None for all.
+        keys: bool `[rows, 1, 1, keys]`, the keys that are seen at all; None for all.
+    """
+
+    causal: bool
+    window: int | None
+    keys: torch.Tensor | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Call:
-    """The arguments of `torch.nn.functional.scaled_dot_product_attention`, by torch's names."""
+    """The arguments of `torch.nn.functional.scaled_dot_product_attention`, by torch's names.
+
+    And what torch's has no arguments for: `seen` in place of a mask, and `soft_cap` and `sinks`,
+    `[heads]`, as `Form` says.
+    """
 
     query: torch.Tensor
     key: torch.Tensor
@@ -30,6 +49,13 @@ class Call:
     is_causal: bool = False
     scale: float | None = None
     enable_gqa: bool = False
+    seen: Seen | None = None
+    soft_cap: float | None = None
+    sinks: torch.Tensor | None = None
+
+    @property
+    def _mask(self) -> torch.Tensor | None:
+        return self.attn_mask if self.seen is None else self.seen.keys
 
     def require_kernel(self, *, short: bool) -> None:
         """Checks that the kernels can compute the call.
@@ -54,8 +80,8 @@ class Call:
         if not short:
             self._require_lengths()
         self._require_heads()
-        if self.attn_mask is not None:
-            self._require_mask(self.attn_mask)
+        if self._mask is not None:
+            self._require_mask(self._mask)
 
     def _require_lengths(self) -> None:
         lengths = self.query.shape[-2], self.key.shape[-2]
@@ -93,7 +119,8 @@ class Call:
         dims = self.query.dim()
         q, k, v = (_of_four(tensor, dims) for tensor in (self.query, self.key, self.value))
         scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
-        mask = None if self.attn_mask is None else _of_four(self.attn_mask, dims)
+        mask = None if self._mask is None else _of_four(self._mask, dims)
+        seen = self.seen or Seen(causal=self.is_causal, window=None, keys=None)
         q_length, kv_length = padded_length(q.shape[2]), padded_length(k.shape[2])
         q = _padded(q * scale, q_length)
         k, v = _padded(k, kv_length), _padded(v, kv_length)
@@ -107,13 +134,17 @@ class Call:
             head_dim=q.shape[3],
             value_dim=v.shape[3],
             dtype=dtype_name(q.dtype),
-            causal=self.is_causal,
+            causal=seen.causal,
+            window=seen.window,
+            soft_cap=self.soft_cap,
+            sinks=self.sinks is not None,
             mask=None if mask is None else "bool" if mask.dtype == torch.bool else "bias",
             mask_shape=() if mask is None else _mask_shape(mask, q_length, kv_length),
             platform=platform,
         )
         masks = [] if mask is None else [_padded_mask(mask, form)]
-        out = attend(kernels, form, [q, k, v, *masks])
+        sinks = [] if self.sinks is None else [self.sinks.float().reshape(1, -1, 1, 1)]
+        out = attend(kernels, form, [q, k, v, *masks, *sinks])
         out = out[:, :, : self.query.shape[-2], : self.value.shape[-1]]
         return out if dims == 4 else out.squeeze(1)
 

@@ -26,6 +26,11 @@ class Form:
         head_dim, value_dim: the widths of query and key, and of value.
         dtype: ``"bfloat16"`` or ``"float32"``.
         causal: whether query i sees only the keys up to i.
+        window: query i sees only keys nearer than this: j with ``|i - j| < window``; None for all.
+        soft_cap: c of ``c * tanh(product / c)``, by which products are limited before a mask; None
+            for products as they are.
+        sinks: whether each head has a number that takes part in the softmax beside the products,
+            and of which no value comes.
         mask: the kind of a mask tensor `[1 or batch, 1 or heads, 1 or q_length, kv_length]`:
             ``"bool"`` says what is seen, ``"bias"`` is added to the products in fp32; None for
             none.
@@ -44,6 +49,9 @@ class Form:
     value_dim: int
     dtype: str
     causal: bool
+    window: int | None = None
+    soft_cap: float | None = None
+    sinks: bool = False
     mask: Literal["bool", "bias"] | None
     mask_shape: tuple[int, ...]
     platform: str
@@ -64,8 +72,16 @@ class Form:
         return self._block(self.kv_length)
 
     def _block(self, length: int) -> int:
-        # A causal mask hides more whole blocks if blocks are small.
-        return min(block_of(length), _CAUSAL_BLOCK) if self.causal else block_of(length)
+        # A causal mask, or a window, hides more whole blocks if blocks are small.
+        small = self.causal or self.window is not None
+        return min(block_of(length), _CAUSAL_BLOCK) if small else block_of(length)
+
+    @property
+    def scope(self) -> str:
+        """What the kernels' scope says beside the direction, for who counts the scores."""
+        return (".causal" if self.causal else "") + (
+            "" if self.window is None else f".window{self.window}"
+        )
 
 
 def padded_length(length: int) -> int:

@@ -19,9 +19,9 @@ class Kernels:
     """The way in which a backend runs the kernels.
 
     Attributes:
-        run: computes a direction of a form. ``"forward"`` maps query, key, value and the mask to
-            the output and statistics. ``"backward"`` maps the same inputs, the results of
-            ``"forward"`` and the output's gradient to the gradients of query, key and value.
+        run: computes a direction of a form. ``"forward"`` maps query, key, value, the mask and the
+            sinks to the output and statistics. ``"backward"`` maps the same inputs, the results of
+            ``"forward"`` and the output's gradient to the gradients of query, key, value and sinks.
             Results of the forward go through `kept_of_kernel` and `kept`.
         install: the command that installs the package in which the kernels are written.
         version: the only version of JAX whose kernels the compiler reads; None for any version
@@ -34,23 +34,25 @@ class Kernels:
 
 
 def jax_function(direction: Direction, form: Form) -> Callable[..., tuple[Any, ...]]:
-    """`Kernels.run` as a function of JAX's arrays; the mask is missing where there is none.
+    """`Kernels.run` as a function of JAX's arrays; mask and sinks are missing where none are.
 
     It imports jax, which not every backend needs.
     """
-    from spmdzero.backend.attention import _masked, _splash
+    from spmdzero.backend.attention import _masked, _sinks, _splash
 
-    kernels = _splash if form.mask is None else _masked
-    return functools.partial(getattr(kernels, direction), form)
+    kernels: Any = _splash if form.mask is None else _masked
+    function = functools.partial(getattr(kernels, direction), form)
+    return _sinks.around(function, direction, form) if form.sinks else function
 
 
 def attend(kernels: Kernels, form: Form, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Attention, differentiable with respect to query, key and value.
+    """Attention, differentiable with respect to query, key, value and sinks.
 
     Args:
         kernels: those of the backend.
         form: the form of the tensors.
-        tensors: query (scaled), key and value, `[batch, heads, length, width]`, and the mask.
+        tensors: query (scaled), key and value, `[batch, heads, length, width]`, the mask, and the
+            sinks, `[1, heads, 1, 1]` in fp32.
     """
     return _Attention.apply(kernels, form, *tensors)  # type: ignore[return-value]
 
@@ -68,9 +70,10 @@ class _Attention(torch.autograd.Function):
         no_mask = [None] * (ctx.form.mask is not None)
         if torch.is_grad_enabled():
             # The kernels can't compute a gradient of the gradient.
-            q, k, v = ctx.saved_tensors[:3]
-            mask = ctx.saved_tensors[3] if no_mask else None
-            plain = functools.partial(attention, ctx.form, mask=mask)
-            return (None, None, *gradients_with_graph(plain, (q, k, v), *grads), *no_mask)
-        gradients = ctx.kernels.run("backward", ctx.form, (*ctx.saved_tensors, *grads))
-        return (None, None, *gradients, *no_mask)
+            q, k, v, *more = ctx.saved_tensors[: 3 + len(no_mask) + ctx.form.sinks]
+            mask = more.pop(0) if no_mask else None
+            plain = functools.partial(attention, ctx.form, mask)
+            gradients = gradients_with_graph(plain, (q, k, v, *more), *grads)
+        else:
+            gradients = ctx.kernels.run("backward", ctx.form, (*ctx.saved_tensors, *grads))
+        return (None, None, *gradients[:3], *no_mask, *gradients[3:])

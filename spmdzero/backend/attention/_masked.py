@@ -2,7 +2,8 @@
 
 Flash attention (arXiv 2205.14135) in three kernels: the forward, the gradient of the query, and
 those of key and value. A mask that is the same for all rows, heads or queries is read as it is,
-never expanded. A query that sees no key has the output 0 and no gradient, as in torch.
+never expanded. A query that sees no key has the output 0 and no gradient, as in torch. Blocks that
+a causal mask or a window beside it hides are neither read nor computed.
 """
 
 import functools
@@ -26,17 +27,58 @@ def _dot(one: Any, other: Any, dims: Any) -> Any:
     return jax.lax.dot_general(one, other, dims, preferred_element_type=jnp.float32)
 
 
-def _scores(form: Form, q: Any, k: Any, mask: Any) -> Any:
-    """The products `[queries, keys]` in fp32, -inf where a query doesn't see a key."""
-    products = _dot(q, k, _NT)
+def _scores(form: Form, at: tuple[Any, Any], q: Any, k: Any, mask: Any) -> tuple[Any, Any]:
+    """The scores `[queries, keys]` of a block in fp32, and their slopes.
+
+    A score is -inf where a query doesn't see a key. The slope is its derivative with respect to
+    the product, which the cap changes.
+
+    Args:
+        form: of the attention.
+        at: the numbers of the block of queries and of the block of keys.
+        q, k, mask: what is read of them.
+    """
+    products, slopes = _dot(q, k, _NT), 1.0
+    if form.soft_cap is not None:
+        part = jnp.tanh(products / form.soft_cap)
+        products, slopes = form.soft_cap * part, 1 - part * part
     if form.mask == "bias":
-        return products + mask.astype(jnp.float32)
-    seen = jnp.broadcast_to(mask.astype(jnp.int32), products.shape) != 0
-    return jnp.where(seen, products, -jnp.inf)
+        products = products + mask.astype(jnp.float32)
+    else:
+        seen = jnp.broadcast_to(mask.astype(jnp.int32), products.shape) != 0
+        products = jnp.where(seen, products, -jnp.inf)
+    if form.causal or form.window is not None:
+        queries, keys = (
+            block * size + jax.lax.broadcasted_iota(jnp.int32, products.shape, dim)
+            for dim, (block, size) in enumerate(zip(at, products.shape, strict=True))
+        )
+        products = jnp.where(_near(form, queries, keys, 1, 1), products, -jnp.inf)
+    return products, slopes
+
+
+def _near(form: Form, query: Any, key: Any, queries: int, keys: int) -> Any:
+    """Whether any of `queries` from `query` on sees any of `keys` from `key` on."""
+    seen = True
+    if form.causal:
+        seen = key < query + queries
+    elif form.window is not None:
+        seen = key - (query + queries - 1) < form.window
+    if form.window is not None:
+        seen = seen & (query - (key + keys - 1) < form.window)
+    return seen
+
+
+def _is_hidden(form: Form, at: tuple[Any, Any], q: Any, k: Any) -> Any:
+    """Whether no query of a block sees any of its keys, whatever the mask says."""
+    if not form.causal and form.window is None:
+        return False
+    queries, keys = q.shape[0], k.shape[0]
+    return ~_near(form, at[0] * queries, at[1] * keys, queries, keys)
 
 
 def _forward(form: Form, q, k, v, mask, out, largest, total, m, s, acc) -> None:
     block, blocks = pl.program_id(3), pl.num_programs(3)
+    at = pl.program_id(2), block
 
     @pl.when(block == 0)
     def _() -> None:
@@ -44,16 +86,18 @@ def _forward(form: Form, q, k, v, mask, out, largest, total, m, s, acc) -> None:
         s[...] = jnp.zeros_like(s)
         acc[...] = jnp.zeros_like(acc)
 
-    scores = _scores(form, q[...], k[...], mask[...])
-    before = m[:, :1]
-    now = jnp.maximum(before, scores.max(axis=1, keepdims=True))
-    # -inf minus -inf is NaN; while nothing was seen, everything is 0.
-    finite = jnp.where(now == -jnp.inf, 0.0, now)
-    weights = jnp.exp(scores - finite)
-    shrunk = jnp.exp(before - finite)
-    s[...] = shrunk * s[...] + weights.sum(axis=1, keepdims=True)
-    acc[...] = shrunk * acc[...] + _dot(weights.astype(v.dtype), v[...], _NN)
-    m[...] = jnp.broadcast_to(now, m.shape)
+    @_unless(_is_hidden(form, at, q, k))
+    def _() -> None:
+        scores, _ = _scores(form, at, q[...], k[...], mask[...])
+        before = m[:, :1]
+        now = jnp.maximum(before, scores.max(axis=1, keepdims=True))
+        # -inf minus -inf is NaN; while nothing was seen, everything is 0.
+        finite = jnp.where(now == -jnp.inf, 0.0, now)
+        weights = jnp.exp(scores - finite)
+        shrunk = jnp.exp(before - finite)
+        s[...] = shrunk * s[...] + weights.sum(axis=1, keepdims=True)
+        acc[...] = shrunk * acc[...] + _dot(weights.astype(v.dtype), v[...], _NN)
+        m[...] = jnp.broadcast_to(now, m.shape)
 
     @pl.when(block == blocks - 1)
     def _() -> None:
@@ -64,20 +108,29 @@ def _forward(form: Form, q, k, v, mask, out, largest, total, m, s, acc) -> None:
         total[...] = jnp.where(seen, s[...], 1.0)
 
 
-def _weights(form: Form, q: Any, k: Any, mask: Any, largest: Any, total: Any) -> Any:
-    return jnp.exp(_scores(form, q, k, mask) - largest[:, :1]) / total[:, :1]
+def _unless(hidden: Any) -> Any:
+    """Runs the decorated function at once, unless `hidden`, which may be a traced value."""
+    return (lambda function: function()) if hidden is False else pl.when(~hidden)
+
+
+def _weights(scores: Any, largest: Any, total: Any) -> Any:
+    return jnp.exp(scores - largest[:, :1]) / total[:, :1]
 
 
 def _backward_q(form: Form, q, k, v, mask, largest, total, grad, di, dq, acc) -> None:
     block, blocks = pl.program_id(3), pl.num_programs(3)
+    at = pl.program_id(2), block
 
     @pl.when(block == 0)
     def _() -> None:
         acc[...] = jnp.zeros_like(acc)
 
-    weights = _weights(form, q[...], k[...], mask[...], largest[...], total[...])
-    scores = weights * (_dot(grad[...], v[...], _NT) - di[:, :1])
-    acc[...] += _dot(scores.astype(k.dtype), k[...], _NN)
+    @_unless(_is_hidden(form, at, q, k))
+    def _() -> None:
+        scores, slopes = _scores(form, at, q[...], k[...], mask[...])
+        weights = _weights(scores, largest[...], total[...])
+        to_scores = weights * (_dot(grad[...], v[...], _NT) - di[:, :1]) * slopes
+        acc[...] += _dot(to_scores.astype(k.dtype), k[...], _NN)
 
     @pl.when(block == blocks - 1)
     def _() -> None:
@@ -100,6 +153,7 @@ def _backward_kv(
     acc_v,
 ):
     head, block = pl.program_id(3), pl.program_id(4)
+    at = block, pl.program_id(2)
     last = (head == pl.num_programs(3) - 1) & (block == pl.num_programs(4) - 1)
 
     @pl.when((head == 0) & (block == 0))
@@ -107,10 +161,13 @@ def _backward_kv(
         acc_k[...] = jnp.zeros_like(acc_k)
         acc_v[...] = jnp.zeros_like(acc_v)
 
-    weights = _weights(form, q[...], k[...], mask[...], largest[...], total[...])
-    scores = weights * (_dot(grad[...], v[...], _NT) - di[:, :1])
-    acc_k[...] += _dot(scores.astype(q.dtype), q[...], _TN)
-    acc_v[...] += _dot(weights.astype(grad.dtype), grad[...], _TN)
+    @_unless(_is_hidden(form, at, q, k))
+    def _() -> None:
+        scores, slopes = _scores(form, at, q[...], k[...], mask[...])
+        weights = _weights(scores, largest[...], total[...])
+        to_scores = weights * (_dot(grad[...], v[...], _NT) - di[:, :1]) * slopes
+        acc_k[...] += _dot(to_scores.astype(q.dtype), q[...], _TN)
+        acc_v[...] += _dot(weights.astype(grad.dtype), grad[...], _TN)
 
     @pl.when(last)
     def _() -> None:
@@ -124,6 +181,30 @@ class _Blocks:
     def __init__(self, form: Form, at: Any) -> None:
         self.form, self.at = form, at
         self.q, self.kv = min(form.q_block, _BLOCK), min(form.kv_block, _BLOCK)
+
+    def keys_seen(self, i: Any, j: Any) -> Any:
+        """The block of keys j, or the nearest that queries i see: what stays isn't read again."""
+        form, first, last = self.form, 0, self.form.kv_length // self.kv - 1
+        start, end = i * self.q, i * self.q + self.q - 1
+        if form.window is not None:
+            first = jax.lax.div(jnp.maximum(start - form.window + 1, 0), self.kv)
+        if form.causal:
+            last = jnp.minimum(jax.lax.div(end, self.kv), last)
+        elif form.window is not None:
+            last = jnp.minimum(jax.lax.div(end + form.window - 1, self.kv), last)
+        return jnp.clip(j, jnp.minimum(first, last), last)
+
+    def queries_that_see(self, i: Any, j: Any) -> Any:
+        """The block of queries i, or the nearest that see keys j."""
+        form, first, last = self.form, 0, self.form.q_length // self.q - 1
+        start, end = j * self.kv, j * self.kv + self.kv - 1
+        if form.causal:
+            first = jax.lax.div(start, self.q)
+        elif form.window is not None:
+            first = jax.lax.div(jnp.maximum(start - form.window + 1, 0), self.q)
+        if form.window is not None:
+            last = jnp.minimum(jax.lax.div(end + form.window - 1, self.q), last)
+        return jnp.clip(i, jnp.minimum(first, last), last)
 
     def of_query(self, width: int) -> pl.BlockSpec:
         def index(*grid: Any) -> tuple[Any, ...]:
@@ -169,7 +250,9 @@ def _call(form: Form, kernel: Any, **options: Any) -> Any:
 def _by_query(form: Form) -> tuple[_Blocks, tuple[int, ...]]:
     group = form.heads // form.kv_heads
     # For Python's division of possibly negative numbers, newer JAX asks for which TPU it is.
-    blocks = _Blocks(form, lambda b, h, i, j: (b, h, jax.lax.div(h, group), i, j))
+    blocks = _Blocks(
+        form, lambda b, h, i, j: (b, h, jax.lax.div(h, group), i, blocks.keys_seen(i, j))
+    )
     grid = (form.batch, form.heads, form.q_length // blocks.q, form.kv_length // blocks.kv)
     return blocks, grid
 
@@ -219,7 +302,10 @@ def backward(
         scratch_shapes=[pltpu.VMEM((blocks.q, form.head_dim), jnp.float32)],
     )(*given)
     group = form.heads // form.kv_heads
-    blocks = _Blocks(form, lambda b, g, j, h, i: (b, g * group + h, g, i, j))
+    blocks = _Blocks(
+        form,
+        lambda b, g, j, h, i: (b, g * group + h, g, blocks.queries_that_see(i, j), j),
+    )
     dk, dv = _call(
         form,
         _backward_kv,

@@ -1,5 +1,6 @@
 """Intercepts calls of `scaled_dot_product_attention` in a forward, and records how each ran."""
 
+import contextlib
 import importlib.metadata
 import importlib.util
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from spmdzero.backend._current import current, runtime
 from spmdzero.backend.attention._call import Call, PlainError
 from spmdzero.backend.attention._function import Kernels
 from spmdzero.backend.attention._repeated import Repeated
+from spmdzero.backend.attention._transformers import Masks, with_caps_and_sinks
 from spmdzero.backend.protocols._region import AttentionCall, AttentionChoice
 from spmdzero.errors import SpmdZeroRuntimeError
 
@@ -61,7 +63,21 @@ class AttentionKernels(TorchFunctionMode):
         self._platform = "tpu" if on_tpu else "cpu"
         self._active = choice != "plain" and (on_tpu or self._always)
         self.calls: list[AttentionCall] = []
-        self._repeated = Repeated()
+        self._repeated, self._masks = Repeated(), Masks()
+        self._around = contextlib.ExitStack()
+
+    def __enter__(self) -> Any:
+        """Enters the mode."""
+        if self._active:
+            self._around.enter_context(self._masks.noted())
+            if self._rows is None:
+                self._around.enter_context(with_caps_and_sinks(self._capped))
+        return super().__enter__()
+
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
+        """Leaves the mode."""
+        super().__exit__(exc_type, exc_val, exc_tb)
+        self._around.close()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -93,13 +109,30 @@ class AttentionKernels(TorchFunctionMode):
     def _attention(self, query: Any, key: Any, value: Any, **given: Any) -> Any:
         if not self._active:
             return _ATTENTION(query, key, value, **given)
+        own, options = (key, value), dict(given)
+        if (before := self._repeated.before(key, value)) is not None:
+            own, options["enable_gqa"] = before, True
+        out = self._by_kernel(query, *own, **options)
+        return _ATTENTION(query, key, value, **given) if out is None else out
+
+    def _capped(self, query: Any, key: Any, value: Any, mask: Any, **given: Any) -> Any:
+        """Attention with a soft cap or sinks by a kernel; None where the model has to compute it.
+
+        Key and value have a head for each group of queries, and no mask shows all.
+        """
+        if query.device.type != current().device_type:
+            return None
+        return self._by_kernel(query, key, value, attn_mask=mask, enable_gqa=True, **given)
+
+    def _by_kernel(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
+        """The output of a kernel, as torch's; None, which is noted, where none computes it."""
         where = user_line(self._owner)
         try:
             self._require_a_way()
-            own, options = (key, value), dict(given)
-            if (before := self._repeated.before(key, value)) is not None:
-                own, options["enable_gqa"] = before, True
-            call = Call(query=_cast(query), key=_cast(own[0]), value=_cast(own[1]), **options)
+            seen = self._masks.what_is_seen(options.get("attn_mask"))
+            if seen is not None and not options.get("is_causal"):
+                options |= {"attn_mask": None, "seen": seen}
+            call = Call(query=_cast(query), key=_cast(key), value=_cast(value), **options)
             call.require_kernel(short=self._always)
         except PlainError as reason:
             self.calls.append(AttentionCall(where=where, plain_because=str(reason)))
@@ -107,7 +140,7 @@ class AttentionKernels(TorchFunctionMode):
                 f"{where}: attention is computed as plain products, not by a kernel, because "
                 f"{reason}"
             )
-            return _ATTENTION(query, key, value, **given)
+            return None
         self.calls.append(AttentionCall(where=where, plain_because=None))
         return call.run(self._kernels, platform=self._platform)
 

@@ -7,6 +7,7 @@ NumPy arrays, because an array of JAX's would start a backend.
 
 import functools
 import inspect
+import operator
 from typing import Any
 
 from jax import vmap
@@ -42,17 +43,24 @@ def is_as_known() -> bool:
 
 
 class _Seen(masks._ComputableMask):
-    """The mask in which query i sees key j < `kv_used`, and only if i >= j where it is causal."""
+    """The mask in which query i sees key j < `kv_used` as `form` is causal and has a window."""
 
     def __init__(self, form: Form) -> None:
-        used, causal, padded = form.kv_used, form.causal, form.kv_used < form.kv_length
-        self._key = (form.q_length, form.kv_length, used, causal)
+        used, causal, window = form.kv_used, form.causal, form.window
+        self._key = (form.q_length, form.kv_length, used, causal, window)
 
         def seen(q_ids: Any, kv_ids: Any) -> Any:
-            if causal and padded:
-                return (q_ids >= kv_ids) & (kv_ids < used)
-            # Compare both ids, to get the shape that is asked for.
-            return q_ids >= kv_ids if causal else (kv_ids < used) & (q_ids >= 0)
+            parts = []
+            if causal:
+                parts.append(q_ids >= kv_ids)
+            if window is not None:
+                parts.append(q_ids - kv_ids < window)
+                if not causal:
+                    parts.append(kv_ids - q_ids < window)
+            if used < form.kv_length:
+                # Compare both ids, to get the shape that is asked for.
+                parts.append((kv_ids < used) & (q_ids >= 0))
+            return functools.reduce(operator.and_, parts)
 
         super().__init__(shape=self._key[:2], mask_function=seen)
 
@@ -64,7 +72,7 @@ class _Seen(masks._ComputableMask):
 
 
 def _mask(form: Form) -> masks.MultiHeadMask:
-    if form.causal or form.kv_used < form.kv_length:
+    if form.causal or form.window is not None or form.kv_used < form.kv_length:
         mask: masks.Mask = _Seen(form)
     else:
         mask = masks.FullMask((form.q_length, form.kv_length))
@@ -114,7 +122,7 @@ def forward(form: Form, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
             seen, q, k, v, None, None,
             mask_value=splash.DEFAULT_MASK_VALUE, is_mqa=False, block_sizes=_blocks(form),
             residual_checkpoint_name=None, save_residuals=True, mask_function=function,
-            interpret=form.interpret,
+            attn_logits_soft_cap=form.soft_cap, interpret=form.interpret,
         )  # fmt: skip
         return out, logsumexp
 
@@ -133,7 +141,7 @@ def backward(
     by_query = None if fused else info.process_mask(mask, blocks, **_OF_ONE_DEVICE)[0]
     of_a_row = functools.partial(
         splash._splash_attention_bwd, False, splash.DEFAULT_MASK_VALUE, False, _blocks(form),
-        None, function, None, form.interpret,
+        None, function, form.soft_cap, form.interpret,
     )  # fmt: skip
 
     def gradients(*given: Any) -> tuple[Any, Any, Any]:

@@ -51,7 +51,9 @@ class AttentionOp:
             return ((*rows, form.value_dim), dtype), *[(rows, torch.float32)] * statistics
         keys = (form.batch, form.kv_heads, form.kv_length)
         widths = form.head_dim, form.value_dim
-        return ((*rows, form.head_dim), dtype), *(((*keys, width), dtype) for width in widths)
+        sinks = [((1, form.heads, 1, 1), torch.float32)] * form.sinks
+        made = (((*keys, width), dtype) for width in widths)
+        return ((*rows, form.head_dim), dtype), *made, *sinks
 
     def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
         """The results as traced JAX arrays."""

@@ -22,7 +22,7 @@ from spmdzero.backend.jax._memory import ON_DEVICE, ON_HOST, rests_on_host
 from spmdzero.backend.jax._merged_dims import MergedDims
 from spmdzero.backend.jax._numbers import as_taken
 from spmdzero.backend.jax._operations import FETCH, KEEP_ON_HOST
-from spmdzero.backend.jax._rows import Embedded
+from spmdzero.backend.jax._rows import Embedded, cut_later
 from spmdzero.backend.jax._slice import batch_axes, sharing_axes
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.jax._versions import moved
@@ -85,6 +85,7 @@ def function_of(graph: Graph, mesh: Mesh, shardings: Sequence[Any] = ()) -> Any:
                         whole |= {slot.number: known[slot.number] for slot in step.made}
                     else:
                         _run(step, whole)
+                        cut_later(step, _slots(step), whole, mesh)
                         settle([slot.number for slot in step.made])
             elif steps:
                 phase_mesh = _mesh_of(steps, mesh)
@@ -269,6 +270,7 @@ def _run_region(
                 known[step.made[0].number] = known[slot.number]
             elif not (split and split.computes(step, _slots(step), known)):
                 _run(step, known)
+                cut_later(step, _slots(step), known, mesh)
                 embedded.make(step, known)
         results = [known[step.made[0].number] for step in left]
         if split:

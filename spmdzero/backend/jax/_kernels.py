@@ -44,7 +44,7 @@ def _results(*_: Any, forms: Any, **__: Any) -> list[jax.core.ShapedArray]:
 def _lowered(context: Any, *arrays: Any, direction: Direction, form: Form, forms: Any) -> Any:
     # A TPU multiplies 16-bit numbers in one pass, and its compiler refuses more passes.
     precision = "highest" if form.dtype == "float32" else "default"
-    scope = f"attention.{direction}" + (".causal" if form.causal else "")
+    scope = f"attention.{direction}{form.scope}"
     function = jax.named_scope(scope)(jax_function(direction, form))
     inside = with_all_axes_manual(context)
     with narrow_numbers(), jax.default_matmul_precision(precision):

@@ -63,17 +63,23 @@ class MergedDims:
         # last dim is such a one, the array that it is transposed from.
         self._apart: dict[int, Any] = {}
         self._turned: dict[int, Any] = {}
-        self._kept = set[int]()
+        self._kept, self._kept_turned = set[int](), set[int]()
 
     def leave(self, number: int, array: Any) -> Any:
         """The form in which a value of one phase is kept for later ones."""
-        if number not in self._apart or number in self._outputs:
+        if number in self._outputs:
             return array
-        self._kept.add(number)
-        return self._apart[number]
+        for apart, kept in ((self._apart, self._kept), (self._turned, self._kept_turned)):
+            if number in apart:
+                kept.add(number)
+                return apart[number]
+        return array
 
     def enter(self, slot: Slot, array: Any) -> Any:
         """The value of a slot in torch's form, from what `leave` returned."""
+        if slot.number in self._kept_turned:
+            self._turned[slot.number] = array
+            return array.reshape(slot.shape[::-1]).T
         if slot.number not in self._kept:
             return array
         self._apart[slot.number] = array

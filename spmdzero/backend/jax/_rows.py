@@ -3,9 +3,11 @@
 The compiler divides what is computed of such rows. It is told where they are split by positions.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import torch
 from jax.sharding import NamedSharding, PartitionSpec
 
 from spmdzero.backend.jax._graph import Slot, Step
@@ -17,6 +19,30 @@ def divided(array: jax.Array, dim: int, mesh: jax.sharding.Mesh) -> jax.Array:
     axes[dim] = "sequence"
     sharding = NamedSharding(mesh, PartitionSpec(*axes))
     return jax.lax.with_sharding_constraint(array, sharding)
+
+
+def cut_later(
+    step: Step, slots: Sequence[Slot], known: dict[int, Any], mesh: jax.sharding.Mesh
+) -> None:
+    """Has each device of a replica compute whole in `known` what `step` makes of integers alone.
+
+    The compiler would rather cut the integers, such as position ids before they become angles:
+    libtpu 0.0.21 aborts where it fuses a slice of numbers of 64 bits.
+
+    Args:
+        step: an operation.
+        slots: its operands.
+        known: number of a slot -> array, of operands and results.
+        mesh: the devices; without an axis ``sequence`` nothing is done.
+    """
+    if mesh.shape.get("sequence", 1) == 1 or {slot.dtype for slot in slots} != {torch.int64}:
+        return
+    for made in step.made:
+        if made.dtype != torch.int64 and made.shape:
+            # Rows stay where they are: in global space replicas have some each.
+            rows = [PartitionSpec.UNCONSTRAINED] if len(made.shape) > 1 else []
+            sharding = NamedSharding(mesh, PartitionSpec(*rows))
+            known[made.number] = jax.lax.with_sharding_constraint(known[made.number], sharding)
 
 
 class Embedded:

@@ -1,10 +1,10 @@
 """Attention of rows that the devices of a replica share over the mesh axis ``sequence``.
 
 Each device gets whole rows, of some of the heads (DeepSpeed-Ulysses, arXiv 2309.14509): one
-all-to-all each for query, key and value, and one for what attention makes.
+all-to-all for query, key and value, and one for what attention makes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
@@ -42,9 +42,7 @@ class SharedRows:
         if query.dim() != 4 or query.shape[_POSITIONS] % self._parts:
             return attention(query, key, value, **more)
         key, value = (self._repeated(each, query) for each in (key, value))
-        query, key, value = (
-            self._moved(each, there=_HEADS, back=_POSITIONS) for each in (query, key, value)
-        )
+        query, key, value = self._with_whole_rows(query, key, value)
         grouped = key.shape[_HEADS] != query.shape[_HEADS]
         out = attention(query, key, value, **{**more, "enable_gqa": grouped})
         return self._moved(out, there=_POSITIONS, back=_HEADS)
@@ -67,6 +65,16 @@ class SharedRows:
                 f"mesh axis sequence that divides {heads}"
             )
         return tensor if times == 1 else tensor.repeat_interleave(times, _HEADS)
+
+    def _with_whole_rows(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Query, key and value with whole rows of each device's heads, which move together."""
+        if len({tensor.shape[_POSITIONS:] for tensor in tensors}) > 1:
+            return [self._moved(each, there=_HEADS, back=_POSITIONS) for each in tensors]
+        # Heads by device: `[batch, devices, heads, length, width]`.
+        apart = [tensor.unflatten(_HEADS, (self._parts, -1)) for tensor in tensors]
+        joined = self._moved(torch.cat(apart, _HEADS + 1), there=_HEADS, back=_POSITIONS + 1)
+        moved = joined.split([each.shape[_HEADS + 1] for each in apart], _HEADS + 1)
+        return [each.flatten(_HEADS, _HEADS + 1) for each in moved]
 
     def _moved(self, tensor: torch.Tensor, *, there: int, back: int) -> torch.Tensor:
         return cast(torch.Tensor, _Moved.apply(self._divided, tensor, there, back))

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from spmdzero.compat.comm._log import labelled
 from spmdzero.compat.comm._processes import get_rank, get_world_size
+from spmdzero.compat.comm._row_sharers import RowSharers
 from spmdzero.compat.comm._through_host import Done, run_on_host
 
 Group = dist.ProcessGroup | None
@@ -35,7 +36,8 @@ def _reduction(op: Any, group: Group) -> tuple[Any, Callable[[torch.Tensor], Non
     gloo has no mean, so the sum is divided afterwards.
     """
     name = op.name if isinstance(op, ReduceOp) else str(op).rsplit(".", 1)[-1]
-    mean = name == "AVG"
+    # The devices that share rows have a mean of their own.
+    mean = name == "AVG" and not isinstance(group, RowSharers)
     known = dist.ReduceOp.SUM if mean else getattr(dist.ReduceOp, name)
     count = get_world_size(group)
 

@@ -16,6 +16,7 @@ import torch
 from spmdzero._logging import log_once
 from spmdzero.backend import runtime
 from spmdzero.compat import comm
+from spmdzero.compat.comm._row_sharers import row_sharers
 from spmdzero.compat.getters._tables import FIXED, KEYS
 from spmdzero.compat.getters._throughput import ThroughputTimer
 from spmdzero.config import BatchSizes, SpmdZeroConfig
@@ -85,6 +86,10 @@ class ConfigGetters:
     def sequence_parallel_size(self) -> int:
         """Number of devices that share each row; 1 without an axis ``sequence``."""
         return self._plan.mesh.sequence
+
+    def get_sequence_parallel_group(self) -> Any:
+        """The group of the devices that share rows; None unless the script has made it."""
+        return row_sharers() if self.sequence_parallel_size > 1 else None
 
     @property
     def data_parallel_group(self) -> Any:

@@ -82,5 +82,4 @@ FIXED: tuple[tuple[Any, str, str], ...] = (
     (True, "not the parameters rounded from masters are trained on", "zero_load_from_fp32_weights"),
     (0, _ONE_PARALLELISM, "get_model_parallel_rank"),
     (0, _ONE_PARALLELISM, "get_tensor_parallel_rank"),
-    (None, _ONE_PARALLELISM, "get_sequence_parallel_group"),
 )

@@ -41,12 +41,21 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         """,
     ),
     (
-        "the devices of the mesh axis sequence share rows by the config, without a call",
-        'Write "sequence_parallel_size": 4 in the config, and leave the import and the call out',
+        "the compiler divides rows along the mesh axis sequence, and exchanges heads for positions",
+        "Call attention, layers and losses as for whole rows; docs/sequence_axis.md",
         """
-        runtime: sequence_parallel
-        utils.groups: _get_sequence_parallel_group _get_sequence_parallel_rank
-          _get_sequence_parallel_world_size
+        sequence: auto_sp autosp_detector autosp_fusion autosp_vit cross_entropy fpdt_layer
+          linear_cross_entropy
+        sequence.layer: single_all_to_all uneven_heads_all2all post_all2all pre_all2all_fun
+        """,
+    ),
+    (
+        "a step that is computed in pieces is the compiler's work, or the config's",
+        'Write "spmd": {"fused_loss": true} for a loss without logits, "recompute": "everything" '
+        "for activations",
+        """
+        runtime.sequence_parallel.ulysses_sp: sequence_tiled_compute SequenceTiledCompute TiledMLP
+          TiledFusedLogitsLoss AutogradComputeMLP
         """,
     ),
     (
@@ -104,7 +113,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "it belongs to a DeepSpeed feature that is neither ZeRO-1/2 nor refused by its config key",
         "Leave the feature out of the config",
         """
-        sequence compression nvme datastates io load_ds_config DeepSpeedDataLoader
+        compression nvme datastates io load_ds_config DeepSpeedDataLoader
         runtime.dataloader: DeepSpeedDataLoader DeepSpeedDataSampler
         """,
     ),

@@ -80,6 +80,14 @@ class ModelFile:
         return named | {f"buffer/{name}": tensor for name, tensor in self.buffers.items()}
 
 
+MERGE = (
+    "spmdzero doesn't put the parts of ranks together. Load it into DeepSpeed with the same "
+    "autotp_size, and save what engine._consolidated_16bit_state_dict() gives on rank 0: the whole "
+    "weights, without optimizer states, for model.load_state_dict before initialize"
+)
+"""What to do with a checkpoint of DeepSpeed's AutoTP."""
+
+
 def model_content(path: Path) -> dict[str, Any]:
     """The content of a model's file.
 
@@ -93,7 +101,7 @@ def model_content(path: Path) -> dict[str, Any]:
         raise damaged(
             path,
             f"tensor parallelism over {content['mp_world_size']} ranks wrote it",
-            "spmdzero is data-parallel: merge it with DeepSpeed first, and save that",
+            MERGE,
         )
     return content
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from spmdzero.formats._state import TrainingState
 from spmdzero.formats.deepspeed._host import host_state
-from spmdzero.formats.deepspeed._model_file import MODEL_FILE, ModelFile
+from spmdzero.formats.deepspeed._model_file import MERGE, MODEL_FILE, ModelFile
 from spmdzero.formats.deepspeed._optimizer import Order, SavedOptimizer
 from spmdzero.formats.deepspeed._partitioned import model_files, read_partitioned
 from spmdzero.formats.deepspeed._pickles import damaged
@@ -15,7 +15,7 @@ from spmdzero.formats.deepspeed._unsharded import read_unsharded
 _OTHER_KINDS = {
     "*mp_rank_01_model_states.pt": (
         "tensor parallelism wrote it",
-        "spmdzero is data-parallel: merge it with DeepSpeed first, and save that",
+        MERGE,
     ),
     "layer_*model_states.pt": (
         "pipeline parallelism or a mixture of experts wrote it",

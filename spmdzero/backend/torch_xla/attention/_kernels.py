@@ -34,8 +34,8 @@ def _computation(direction: Direction, form: Form, shapes: tuple[Any, ...]) -> A
         # This imports jax, which is an extra.
         from spmdzero.backend.torch_xla.attention import _lowering
 
-        # `explain` leaves out the blocks that a causal mask hides.
-        scope = f"attention.{direction}" + (".causal" if form.causal else "")
+        # `explain` leaves out the blocks that a causal mask or a window hides.
+        scope = f"attention.{direction}{form.scope}"
         function = jax_function(direction, form)
         lowered = _lowering.lowered(function, shapes, platform=form.platform, scope=scope)
         return _private.computation(lowered)

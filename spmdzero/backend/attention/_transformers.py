@@ -1,0 +1,149 @@
+"""What transformers' models say of their masks and of attention that torch has no function for.
+
+Their masks are tensors of all pairs of positions, made by few functions. While a forward runs these
+take note beside each mask of what it says. The mask stays as it is, so who does something else
+with it loses nothing; a compiler leaves it out where nothing reads it.
+"""
+
+import contextlib
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from spmdzero.backend.attention._call import Seen
+
+# Computes the attention of a module: its own function, query, key, value and mask, scale, cap and
+# sinks.
+Attend = Callable[..., torch.Tensor]
+
+
+class Masks:
+    """The masks of transformers' that were made since, and what they say."""
+
+    def __init__(self) -> None:
+        self._seen = WeakTensorKeyDictionary()
+
+    def what_is_seen(self, mask: torch.Tensor | None) -> Seen | None:
+        """What `mask` says; None where it isn't known, or was written since."""
+        if not isinstance(mask, torch.Tensor) or mask not in self._seen:
+            return None
+        seen, version = self._seen[mask]
+        return seen if version == mask._version else None
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Context in which masks that transformers makes are noted; nothing if it isn't there."""
+        library: Any = sys.modules.get("transformers.masking_utils")
+        if library is None or not hasattr(library, "AttentionMaskInterface"):
+            yield
+            return
+        made = library.AttentionMaskInterface._global_mapping
+        ours = {name: self._noting(made[name], library) for name in ("sdpa", "eager")}
+        with mock.patch.dict(made, ours):
+            yield
+
+    def _noting(self, make: Callable[..., Any], library: Any) -> Callable[..., Any]:
+        @functools.wraps(make)
+        def made(*args: Any, **named: Any) -> Any:
+            mask = make(*args, **named)
+            if isinstance(mask, torch.Tensor) and not args:
+                seen = _what_is_asked_for(named, library)
+                if seen is not None:
+                    self._seen[mask] = seen, mask._version
+            return mask
+
+        return made
+
+
+def _what_is_asked_for(named: Mapping[str, Any], library: Any) -> Seen | None:
+    """What a mask shows that is asked for by these arguments; None where that isn't known."""
+    offsets = named.get("q_offset", 0), named.get("kv_offset", 0)
+    lengths = named["q_length"], named["kv_length"]
+    if any(not isinstance(one, int) or one for one in offsets) or lengths[0] != lengths[1]:
+        return None
+    found = _pattern(named.get("mask_function"), library)
+    keys = named.get("attention_mask")
+    if found is None or (keys is not None and keys.shape != (named["batch_size"], lengths[1])):
+        return None
+    causal, window = found
+    keys = None if keys is None else keys.to(torch.bool)[:, None, None, :]
+    return Seen(causal=causal, window=window, keys=keys)
+
+
+def _pattern(function: Any, library: Any) -> tuple[bool, int | None] | None:
+    """Whether a function of positions is causal, and its window; None if it is another."""
+    whole = {library.causal_mask_function: True, library.bidirectional_mask_function: False}
+    if function in whole:
+        return whole[function], None
+    # What is asked for is a closure: the code says which, its cells hold the window.
+    one_way, both_ways = (
+        library.sliding_window_overlay,
+        library.sliding_window_bidirectional_overlay,
+    )
+    if not _is_made_by(function, library.and_masks, library.causal_mask_function):
+        return None
+    overlay, *rest = inspect.getclosurevars(function).nonlocals["mask_functions"]
+    for make, inside, more in (
+        (one_way, library.causal_mask_function, 0),
+        (both_ways, library.bidirectional_mask_function, 1),
+    ):
+        if rest == [inside] and _is_made_by(overlay, make, 1):
+            window = inspect.getclosurevars(overlay).nonlocals["sliding_window"]
+            return (whole[inside], window + more) if window > 0 else None
+    return None
+
+
+def _is_made_by(function: Any, make: Callable[..., Any], argument: Any) -> bool:
+    return getattr(function, "__code__", None) is make(argument).__code__
+
+
+@contextlib.contextmanager
+def with_caps_and_sinks(attend: Attend) -> Iterator[None]:
+    """Context in which `attend` computes attention that has a soft cap or sinks.
+
+    Models with these have no way but a function of their own, which transformers calls
+    ``"eager"``; `attend` gets it first, for what it doesn't compute.
+    """
+    library: Any = sys.modules.get("transformers.modeling_utils")
+    interface = getattr(library, "AttentionInterface", None)
+    if not hasattr(interface, "get_interface"):
+        yield
+        return
+    found = interface.get_interface
+
+    def get_interface(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Any:
+        function = found(self, attn_implementation, default)
+        return functools.partial(_called, attend, function) if function is default else function
+
+    with mock.patch.object(interface, "get_interface", get_interface):
+        yield
+
+
+def _called(
+    attend: Attend,
+    own: Callable[..., Any],
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *more: Any,
+    **named: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """An attention of transformers': `[rows, length, heads, width]`, and weights where it has."""
+    plain = functools.partial(own, module, query, key, value, attention_mask, *more, **named)
+    cap, sinks = named.get("softcap"), named.get("s_aux")
+    weights = named.get("output_attentions") or getattr(module.config, "output_attentions", False)
+    if more or weights or (cap is None and sinks is None) or named.get("position_bias") is not None:
+        return plain()
+    out = attend(
+        query, key, value, attention_mask, dropout_p=named.get("dropout", 0.0),
+        scale=named.get("scaling"), soft_cap=cap, sinks=sinks,
+    )  # fmt: skip
+    return plain() if out is None else (out.transpose(1, 2).contiguous(), None)

@@ -1,0 +1,140 @@
+"""The mesh axis sequence as the TPU's compiler makes it: all-to-alls around attention's kernels."""
+
+import functools
+import importlib.util
+import json
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+import spmdzero
+from spmdzero import Explanation
+from spmdzero.explain import Topology
+from tests.support.processes import run_python
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu is an extra"
+)
+TPU = "v5e:2x4"
+BLOCKS, WIDTH, LENGTH, ROWS, HEADS, KV_HEADS = 2, 1024, 512, 2, 8, 4
+SCRIPT = """
+import json
+import sys
+import torch
+import spmdzero
+import transformers
+
+tpu, devices, sequence, family, inputs, more, blocks, width, length, rows = sys.argv[1:]
+rows, length = int(rows) * int(devices) // int(sequence), int(length)
+config = {
+    "train_micro_batch_size_per_gpu": int(sys.argv[-1]),
+    "optimizer": {"type": "AdamW"},
+    "bf16": {"enabled": True},
+    "sequence_parallel_size": int(sequence),
+    **json.loads(more),
+}
+with torch.device("meta"):
+    if family == "llama":
+        model = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(
+                vocab_size=8192, hidden_size=int(width), intermediate_size=2816,
+                num_hidden_layers=int(blocks), num_attention_heads=8, num_key_value_heads=4,
+                use_cache=False,
+            )
+        )
+    else:
+        model = transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(
+                vocab_size=8192, n_positions=length, n_embd=int(width), n_layer=int(blocks),
+                n_head=8, attn_pdrop=0.0, use_cache=False,
+            )
+        )
+    batch = {name: torch.zeros(rows, length, dtype=torch.long) for name in inputs.split()}
+print(spmdzero.explain(model, config, batch, tpu=[tpu], stages=()).to_json())
+"""
+PLAIN = "input_ids labels"
+
+
+@functools.cache
+def explained(
+    sequence: int, more: str, tpu: str = TPU, family: str = "llama", inputs: str = PLAIN
+) -> Explanation:
+    devices = Topology.parse(tpu).devices
+    told = (tpu, devices, sequence, family, inputs, more, BLOCKS, WIDTH, LENGTH, ROWS)
+    said = run_python("-c", SCRIPT, *map(str, told), devices=devices, SPMDZERO_BACKEND="jax")
+    return Explanation.from_json(said[said.index("{") :])
+
+
+def stage(number: int, **spmd: object) -> str:
+    return json.dumps({"zero_optimization": {"stage": number}, "spmd": spmd})
+
+
+def assert_rows_stay_divided(found: Explanation, tpu: str = TPU) -> None:
+    """Nothing but attention's all-to-alls and sums of gradients crosses the axis."""
+    moves = found.moves_on(tpu)
+    (program,) = moves.programs
+    within = program.ledger.of_role("sequence")
+    assert {c.kind for c in within if not c.is_scalar} == {"all-to-all", "all-reduce"}
+    assert moves.activations == ()
+    # Each chip has its own heads' kernels.
+    assert [use.plain_because for use in found.attention] == [None]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.parametrize(("tpu", "sequence"), [(TPU, 2), (TPU, 4), ("v5p:2x2x2", 2)])
+def test_a_block_sends_all_to_alls_around_kernels(tpu: str, sequence: int, number: int) -> None:
+    found = explained(sequence, stage(number), tpu)
+    assert_rows_stay_divided(found, tpu)
+    (program,) = found.moves_on(tpu).programs
+    within = program.ledger.of_role("sequence")
+    moved = Counter(c.bytes for c in within if c.kind == "all-to-all")
+    head = ROWS * (LENGTH // sequence) * (WIDTH // HEADS) * 2
+    # Query, key and value together, and the result; forward and backward.
+    assert moved == {head * (HEADS + 2 * KV_HEADS): 2 * BLOCKS, head * HEADS: 2 * BLOCKS}
+    sums = [math.prod(c.shape) for c in within if c.kind == "all-reduce" and not c.is_scalar]
+    trained = BLOCKS * (3 * WIDTH * 2816 + 3 * WIDTH * WIDTH) + 2 * 8192 * WIDTH
+    # Vectors come along.
+    assert trained <= sum(sums) <= trained * 1.01
+    # ZeRO's own traffic is that of the replicas.
+    assert 0.9 < found.moves_on(tpu).over_floor < 1.03
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "inputs", "sequence", "more"),
+    [
+        ("llama", f"{PLAIN} position_ids", 2, stage(2)),
+        ("llama", f"{PLAIN} attention_mask position_ids", 4, stage(3)),
+        ("gpt2", f"{PLAIN} attention_mask position_ids", 4, stage(3)),
+        ("gpt2", PLAIN, 2, stage(2)),
+        ("llama", PLAIN, 2, stage(3, recompute="everything")),
+        ("llama", PLAIN, 4, stage(2, recompute="offload")),
+    ],
+)
+def test_masks_positions_and_what_saves_memory(
+    family: str, inputs: str, sequence: int, more: str
+) -> None:
+    assert_rows_stay_divided(explained(sequence, more, TPU, family, inputs))
+
+
+@pytest.mark.parametrize("inputs", [PLAIN, f"{PLAIN} position_ids"])
+def test_integers_are_not_cut_on_their_way_to_floats(inputs: str) -> None:
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(
+                vocab_size=512, hidden_size=256, intermediate_size=256, num_hidden_layers=1,
+                num_attention_heads=4, num_key_value_heads=4, use_cache=False,
+            )
+        )  # fmt: skip
+        batch = {name: torch.zeros(4, 1024, dtype=torch.long) for name in inputs.split()}
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "optimizer": {"type": "AdamW"},
+        "bf16": {"enabled": True},
+        "sequence_parallel_size": 2,
+    }
+    assert_rows_stay_divided(spmdzero.explain(model, config, batch, tpu=[TPU], stages=()))
