@@ -5,6 +5,7 @@ import dataclasses
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from spmdzero.formats import (
     open_state,
     save_native,
 )
-from spmdzero.formats.native import _processes, _unfinished
+from spmdzero.formats.native import _processes, _unfinished, _write
 from spmdzero.state._across_hosts import agreed_tag, require_one_tag
 from tests.checkpoint.files import number_in, order_of, save, state_of
 from tests.support.processes import fork
@@ -143,6 +144,20 @@ def save_in_all(
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     # Who isn't told says after a while that it waited, which is no reason that a test expects.
     monkeypatch.setattr(_processes, "PATIENCE", 60.0)
+
+
+def test_the_others_need_not_wait_for_the_tags_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = _write.begin
+
+    def slowly(order: SaveOrder) -> None:
+        begin(order)
+        # The others look every 0.05 s.
+        time.sleep(0.5)
+
+    monkeypatch.setattr(_write, "begin", slowly)
+    assert save_in_all(tmp_path) == [None] * PROCESSES
 
 
 @pytest.mark.parametrize(("failing", "change", "reason"), FAILURES.values(), ids=FAILURES)

@@ -125,6 +125,8 @@ def _save_first(state: TrainingState, order: SaveOrder) -> None:
 def _save_other(state: TrainingState, order: SaveOrder) -> None:
     await_beginning(order)
     with _undone(order):
+        # The first process has begun, and may not have come to this yet.
+        os.makedirs(order.path, exist_ok=True)
         part = _write_part(state, order)
     # From here on the first process may vouch for these files at any time.
     tell_part(order, part)
