@@ -28,6 +28,7 @@ from tests.jax_backend.test_tensor_axis import (
     trained,
 )
 
+pytestmark = pytest.mark.usefixtures("without_clients")
 MESH = {"fsdp": 4, "sequence": 2}
 HEADS, KV_HEADS, HEAD = 8, 4, WIDTH // 8
 
