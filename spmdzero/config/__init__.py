@@ -14,7 +14,7 @@ from spmdzero.config._monitoring import (
 from spmdzero.config._optimizers import OPTIMIZERS, REFUSED_OPTIMIZERS
 from spmdzero.config._params import check_params
 from spmdzero.config._precision import Fp16Config, TorchAutocastConfig
-from spmdzero.config._read import named_by, old_argument, one_of, read
+from spmdzero.config._read import named_by, old_argument, one_of, read, with_value
 from spmdzero.config._schedules import SCHEDULES
 from spmdzero.config._spmd import backend_of, mesh_axes_of
 from spmdzero.config._tensor_parallel import (
@@ -55,4 +55,5 @@ __all__ = [
     "read",
     "resolve_batch_sizes",
     "with_stand_ins",
+    "with_value",
 ]

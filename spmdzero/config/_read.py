@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,27 @@ def one_of(config: Any, from_args: Any) -> Any:
 
 def _comparable(config: Any) -> Any:
     return os.path.abspath(config) if isinstance(config, str | os.PathLike) else config
+
+
+def with_value(
+    section: Mapping[str, Any], name: str, value: Any, *, at: str = "", otherwise: str
+) -> dict[str, Any]:
+    """The section with a value that code outside of the config says.
+
+    Args:
+        section: of a config, or all of it.
+        name, value: the key, and what it has to be.
+        at: the section's name and a dot; empty for the whole config.
+        otherwise: why another value is an error.
+
+    Raises:
+        SpmdZeroConfigError: the section has another one.
+    """
+    if section.get(name, value) != value:
+        raise SpmdZeroConfigError(
+            key=f"{at}{name}", value=section[name], reason=otherwise, fix="Write it once."
+        )
+    return {**section, name: value}
 
 
 def read(config: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from spmdzero.backend import same_on_hosts
-from spmdzero.config import old_argument
+from spmdzero.config import named_by, old_argument, one_of
 from spmdzero.data._loader import ZeroDataLoader
 from spmdzero.engine._engine import Engine
 from spmdzero.engine._groups import ParameterGroups
@@ -85,9 +85,8 @@ def initialize(
         SpmdZeroRuntimeError: a device was used before SPMD was on.
     """
     module = require_module(model, mesh_param=mesh_param)
-    given = with_asked_size(old_argument(config, config_params), args, module)
-    given = with_mpus_size(given, args, mpu)
-    settings = read_settings(given, args)
+    given = one_of(old_argument(config, config_params), named_by(args))
+    settings = read_settings(with_mpus_size(with_asked_size(given, module), mpu))
     mesh, batch = start_backend(settings, dist_init_required=dist_init_required)
     say_start(settings, batch, mesh.spec, of_process=engine_class._rows_of_process)
     where: Any = {

@@ -3,22 +3,21 @@
 from typing import Any
 
 from spmdzero.compat.comm._row_sharers import RowSharers
-from spmdzero.config import named_by, one_of, read
-from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
+from spmdzero.config import read, with_value
+from spmdzero.errors import SpmdZeroUsageError
 
 
-def with_mpus_size(config: Any, args: Any, mpu: Any) -> Any:
+def with_mpus_size(config: Any, mpu: Any) -> Any:
     """The config, with the ``sequence_parallel_size`` of `mpu`, if there is one.
 
     Args:
-        config: as `initialize` takes it.
-        args: may name the config's file.
+        config: as `read` takes it.
         mpu: what `UlyssesSPAttentionHF.register_with_transformers` has returned, or the module
             `deepspeed.runtime.sequence_parallel.parallel_state_sp`.
 
     Raises:
         SpmdZeroConfigError: the config has a different one.
-        SpmdZeroUsageError: it is another `mpu`; or there is no config.
+        SpmdZeroUsageError: it is another `mpu`.
     """
     if mpu is None:
         return config
@@ -31,12 +30,6 @@ def with_mpus_size(config: Any, args: Any, mpu: Any) -> Any:
             '"sequence_parallel_size" lets devices share rows, "tensor_parallel": '
             '{"autotp_size": 2} weights'
         )
-    given = dict(read(one_of(config, named_by(args))))
-    if given.setdefault("sequence_parallel_size", group.size()) != group.size():
-        raise SpmdZeroConfigError(
-            key="sequence_parallel_size",
-            value=given["sequence_parallel_size"],
-            reason=f"the mpu says {group.size()}",
-            fix="Write it once.",
-        )
-    return given
+    size = group.size()
+    otherwise = f"the mpu says {size}"
+    return with_value(read(config), "sequence_parallel_size", size, otherwise=otherwise)

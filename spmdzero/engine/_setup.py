@@ -87,13 +87,13 @@ def require_module(model: object, **refused: object) -> nn.Module:
     return model
 
 
-def read_settings(config: Any, args: Any) -> SpmdZeroConfig:
-    """The config, checked together with the command line's arguments.
+def read_settings(config: Any) -> SpmdZeroConfig:
+    """The config, checked; loggers and warnings follow it.
 
     Raises:
         SpmdZeroConfigError: it can't be honoured.
     """
-    settings = load_config(config, args=args)
+    settings = load_config(config)
     if settings.log_level is not None:
         logger.setLevel(settings.log_level.upper())
     if settings.spmd.forward == "global" and settings.communication_data_type is not None:

@@ -13,9 +13,8 @@ from spmdzero.config import (
     LayerSpec,
     SpmdZeroConfig,
     TensorParallelConfig,
-    named_by,
-    one_of,
     read,
+    with_value,
 )
 from spmdzero.errors import SpmdZeroConfigError
 from spmdzero.plan import MeshSpec
@@ -126,24 +125,20 @@ def ask_for_size(model: nn.Module, size: int) -> None:
     vars(model)[_ASKED] = size
 
 
-def with_asked_size(config: Any, args: Any, model: nn.Module) -> Any:
+def with_asked_size(config: Any, model: nn.Module) -> Any:
     """The config, with the ``autotp_size`` that `ask_for_size` was told, if it was.
 
     Raises:
-        SpmdZeroConfigError: the config has a different one; or there is no config.
+        SpmdZeroConfigError: the config has a different one.
     """
     size = vars(model).get(_ASKED)
     if size is None:
         return config
-    given = dict(read(one_of(config, named_by(args))))
-    section = dict(given.get("tensor_parallel") or {})
-    if section.setdefault("autotp_size", size) != size:
-        raise SpmdZeroConfigError(
-            key="tensor_parallel.autotp_size",
-            value=section["autotp_size"],
-            reason=f"tp_model_init(tp_size={size}) says otherwise",
-            fix="Write it once.",
-        )
+    given = read(config)
+    section = with_value(
+        given.get("tensor_parallel") or {}, "autotp_size", size,
+        at="tensor_parallel.", otherwise=f"tp_model_init(tp_size={size}) says otherwise",
+    )  # fmt: skip
     return given | {"tensor_parallel": section}
 
 

@@ -47,8 +47,8 @@ def initialize_for_client(*args: Any, **kwargs: Any) -> Any:
         SpmdZeroUsageError: accelerate doesn't count the other hosts.
     """
     given = old_argument(kwargs.pop("config", None), kwargs.pop("config_params", None))
-    names, mpu = kwargs.get("args"), kwargs.get("mpu")
-    config = dict(read(one_of(with_mpus_size(given, names, mpu), named_by(names))))
+    mpu = kwargs.get("mpu")
+    config = dict(read(with_mpus_size(one_of(given, named_by(kwargs.get("args"))), mpu)))
     if mpu is not None and ROWS in config:
         # accelerate multiplies by a number of processes that it takes for devices.
         config.pop("train_batch_size", None)

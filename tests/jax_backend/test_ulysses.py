@@ -1,7 +1,10 @@
 """Scripts that are written to DeepSpeed-Ulysses: its registration, its adapter and its loss."""
 
+import argparse
 import copy
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -146,6 +149,19 @@ def test_what_the_registration_and_initialize_refuse() -> None:
         spmdzero.initialize(model=llama(), config=config, mpu=mpu)
     with pytest.raises(SpmdZeroUsageError, match="groups of processes"):
         spmdzero.initialize(model=llama(), config=config, mpu=object())
+
+
+def test_the_command_line_may_name_the_config(tmp_path: Path) -> None:
+    file = tmp_path / "ds_config.json"
+    config = config_of({"fsdp": 4})
+    config["spmd"]["mesh"] = {"fsdp": -1}
+    file.write_text(json.dumps(config))
+    args = argparse.Namespace(deepspeed_config=str(file))
+    engine, *_ = spmdzero.initialize(args=args, model=llama(), mpu=registered())
+    assert engine.sequence_parallel_size == SHARED
+    adapted = spmdzero.tp_model_init(llama(), tp_size=2, dtype=torch.float32)
+    engine, *_ = spmdzero.initialize(args=args, model=adapted)
+    assert dict(engine.mesh.spec.axes) == {"fsdp": 4, "tensor": 2}
 
 
 class Megatrons(nn.Module):
