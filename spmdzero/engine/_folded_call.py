@@ -28,6 +28,45 @@ _ASKED = (
 )
 
 
+# A node saves it, so that torch can tell whether a pass frees what its nodes have saved.
+_NOTHING = torch.empty(0)
+
+
+class Trained:
+    """Has one tensor stand for the trained parameters in autograd's graph.
+
+    A node with an edge to each parameter, at each step, costs more than all else of a call.
+    """
+
+    def __init__(self) -> None:
+        self._leaves: list[torch.Tensor] = []
+        self._all = _NOTHING
+
+    def of(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """One tensor behind which are the trained leaves among `tensors`, and trained others."""
+        # A subclass of torch's tensors would run Python for each of them, at each step.
+        with torch._C.DisableTorchFunctionSubclass():
+            trained = [tensor for tensor in tensors if tensor.requires_grad]
+            leaves = [tensor for tensor in trained if tensor.is_leaf]
+            others = [tensor for tensor in trained if not tensor.is_leaf]
+        if [*map(id, leaves)] != [*map(id, self._leaves)]:
+            standing: Any = _Standing.apply(*leaves) if leaves else _NOTHING
+            self._leaves, self._all = leaves, standing
+        return [self._all, *others]
+
+
+class _Standing(torch.autograd.Function):
+    # It lives from step to step, so it saves nothing that a pass could free.
+    @staticmethod
+    def forward(ctx: Any, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        return torch.empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[None, ...]:
+        return (None,) * len(ctx.needs_input_grad)
+
+
 @dataclasses.dataclass(kw_only=True, eq=False)
 class FoldedCall:
     """One call of a folded forward, kept until its backward.
@@ -58,7 +97,7 @@ class FoldedCall:
     context: ForwardContext
     again: Callable[["FoldedCall", Sequence[torch.Tensor]], Passage]
     backward: Callable[["FoldedCall", Sequence[torch.Tensor], dict[int, torch.Tensor]], None]
-    trained: "Trained"
+    trained: Trained
     passage: Passage | None = None
     _node: Callable[[], Any] = lambda: None
     # The forward's arguments and their versions; None once no backward may come.
@@ -125,10 +164,7 @@ class FoldedCall:
             tensors: parameters, buffers and inputs.
             keys: keys of the random draws.
         """
-        # A subclass of torch's tensors would run Python for each of them, at each step.
-        with torch._C.DisableTorchFunctionSubclass():
-            trained = [tensor for tensor in tensors if tensor.requires_grad]
-        outputs: Any = _Folded.apply(self, tensors, keys, *self.trained.of(trained))
+        outputs: Any = _Folded.apply(self, tensors, keys, *self.trained.of(tensors))
         _waiting.add(self)
         return outputs
 
@@ -156,43 +192,6 @@ def keep_waiting(*, ending: Training | None) -> None:
             call.keep()
     while _leaving:
         _leaving.pop().forget()
-
-
-class Trained:
-    """Has one tensor stand for the trained parameters in autograd's graph.
-
-    A node with an edge to each parameter, at each step, costs more than all else of a call.
-    """
-
-    def __init__(self) -> None:
-        self._leaves: list[torch.Tensor] = []
-        self._all = _NOTHING
-
-    def of(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """One tensor behind which are those of `tensors` that are leaves, then the others."""
-        with torch._C.DisableTorchFunctionSubclass():
-            leaves = [tensor for tensor in tensors if tensor.is_leaf]
-            others = [tensor for tensor in tensors if not tensor.is_leaf]
-        if [*map(id, leaves)] != [*map(id, self._leaves)]:
-            standing: Any = _Standing.apply(*leaves) if leaves else _NOTHING
-            self._leaves, self._all = leaves, standing
-        return [self._all, *others]
-
-
-class _Standing(torch.autograd.Function):
-    # It lives from step to step, so it saves nothing that a pass could free.
-    @staticmethod
-    def forward(ctx: Any, *tensors: torch.Tensor) -> torch.Tensor:
-        ctx.set_materialize_grads(False)
-        return torch.empty(0)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[None, ...]:
-        return (None,) * len(ctx.needs_input_grad)
-
-
-# A node saves it, so that torch can tell whether a pass frees what its nodes have saved.
-_NOTHING = torch.empty(0)
 
 
 class _Folded(torch.autograd.Function):

@@ -22,7 +22,6 @@ from spmdzero.engine._step_end import StepEnd
 from spmdzero.errors import SpmdZeroUsageError, UsageAssertionError
 from spmdzero.state._still_placed import FrozenShards, naming_what_left
 from spmdzero.state._training import Training
-from spmdzero.step._loss_health import Gradient
 from spmdzero.step._numbers import loss_scale_number
 from spmdzero.step._optimizer import ZeroOptimizer
 
@@ -153,20 +152,16 @@ class ThreeCalls:
             parts = training.batch.accumulation if scale_wrt_gas else 1
             if self._launching.observers:
                 self._launching.summed = self._watch.sum_of_rows(loss)
-            direct = DirectPass.of(loss, training)
-            gradient = None
-            if direct is not None:
-                gradient = Gradient(scale=self._loss_scale(), parts=parts)
+            direct, scale = DirectPass.of(loss, training), self._loss_scale()
             step = training.counters.global_steps
-            detached, returned, first = training.health.watch(
-                loss, self._of_all(loss), parts=parts, step=step, gradient=gradient
+            detached, returned, gradient = training.health.watch(
+                loss, self._of_all(loss), parts=parts, step=step, scale=scale
             )
             with self._watch.by_engine(loss):
-                if direct is not None and first is not None:
-                    direct.run(first, retain_graph=retain_graph)
+                if direct is None:
+                    arrays.backward(loss, [gradient], retain_graph=retain_graph)
                 else:
-                    averaged = loss if parts == 1 else loss / parts
-                    arrays.backward(self._times_loss_scale(averaged), retain_graph=retain_graph)
+                    direct.run(gradient, retain_graph=retain_graph)
             self._accumulation.collect_gradients()
             self._accumulation.scaled = False
             training.current.pass_backward(detached, pending=True)

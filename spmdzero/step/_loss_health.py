@@ -1,6 +1,5 @@
 """Watches losses for NaN and infinity without reading them at every step."""
 
-import dataclasses
 import logging
 from collections.abc import Sequence
 
@@ -29,24 +28,18 @@ def watched(
     return torch.where(bad & (first_bad == 0), step, first_bad), finite & ~bad
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Gradient:
-    """The gradient of a loss that autograd computes from its scaled share of a step.
+def _gradient(loss: torch.Tensor, parts: int, *scale: torch.Tensor) -> torch.Tensor:
+    """What autograd computes for `loss` where ``loss / parts``, times the scale, is differentiated.
 
-    Attributes:
-        scale: fp16's loss scale, 0-dim float32; None without one.
-        parts: the number of shares.
+    Args:
+        loss: a scalar.
+        parts: a number.
+        scale: fp16's loss scale, 0-dim float32, if there is one.
     """
-
-    scale: torch.Tensor | None
-    parts: int
-
-    def of(self, loss: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
-        """The gradient of `loss`, given the value of `scale`."""
-        first = torch.ones_like(loss)
-        if scale is not None:
-            first = (first * scale).to(loss.dtype)
-        return first if self.parts == 1 else first / self.parts
+    gradient = torch.ones_like(loss)
+    for factor in scale:
+        gradient = (gradient * factor).to(loss.dtype)
+    return gradient if parts == 1 else gradient / parts
 
 
 class LossHealth:
@@ -73,8 +66,8 @@ class LossHealth:
         *,
         parts: int,
         step: int,
-        gradient: Gradient | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        scale: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Takes note of a loss of `step`.
 
         Args:
@@ -82,32 +75,32 @@ class LossHealth:
             mean: its mean over the hosts.
             parts: see below.
             step: number of steps before it.
-            gradient: computes one from `loss`, in the same operation.
+            scale: fp16's loss scale, 0-dim float32; None without one.
 
-        Returns a copy of `mean`, 0-dim, `loss / parts`, a tensor of its own, and what `gradient`
-        returns.
+        Returns a copy of `mean`, 0-dim; `loss / parts`, a tensor of its own; and the gradient of
+        `loss` with which its backward pass begins.
         """
         state = self._state
 
         def watch(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            loss, mean, here, first_bad, finite, *scale = inputs
+            loss, mean, here, first_bad, finite, *scaled = inputs
             seen = state.mesh.mark(arrays.apart(mean.reshape(())), REPLICATED)
             share = arrays.apart(loss if parts == 1 else loss / parts)
-            first = [] if gradient is None else [gradient.of(loss, *scale)]
-            return [*watched(seen, here, first_bad=first_bad, finite=finite), seen, share, *first]
+            gradient = _gradient(loss, parts, *scaled)
+            return [*watched(seen, here, first_bad=first_bad, finite=finite), seen, share, gradient]
 
         here = state.mesh.place(step_number(step), waits=True)
-        key, inputs = ("watched", parts, gradient is None), [loss, mean, here]
-        inputs += [state["first_bad"], state["finite"]]
-        if gradient is not None and gradient.scale is not None:
-            inputs.append(gradient.scale)
+        inputs = [loss, mean, here, state["first_bad"], state["finite"]]
+        inputs += [] if scale is None else [scale]
         with torch.no_grad():
-            first_bad, finite, seen, share, *first = self._folds(key, watch, inputs)
+            first_bad, finite, seen, share, gradient = self._folds(
+                ("watched", parts), watch, inputs
+            )
         state.write("first_bad", first_bad)
         if self.check:
             state.write("finite", finite)
             state.write("loss", seen)
-        return seen, share, first[0] if first else None
+        return seen, share, gradient
 
     def _forget_bad(self) -> None:
         # The record is 1 + the first bad step, 0 for none. It is data, as a Python int would
