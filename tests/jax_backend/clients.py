@@ -87,11 +87,11 @@ def _batches() -> Any:
     return torch.utils.data.DataLoader(rows(), batch_size=ROWS)  # pyrefly: ignore[bad-argument-type]
 
 
-def plain() -> list[float]:
-    """The losses of the same in torch alone."""
-    model, losses = Regression(), []
+def plain(model: nn.Module, batches: Any) -> list[float]:
+    """The losses of a model in torch alone."""
+    losses = []
     adam = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0)
-    for batch in _batches():
+    for batch in batches:
         loss = model(**batch)["loss"]
         loss.backward()
         adam.step()
@@ -226,7 +226,7 @@ def over_pairs(kind: str) -> dict[str, Any]:
     if kind == "tensor, each":
         by_all = (with_trainer, with_accelerate, with_lightning)
         clients = {name: (run, PAIRS) for name, run in zip(CLIENTS, by_all, strict=True)}
-    return {"plain": plain()} | {
+    return {"plain": plain(Regression(), _batches())} | {
         name: [train(config) for config in configs] for name, (train, configs) in clients.items()
     }
 
@@ -238,7 +238,7 @@ def trained() -> dict[str, Any]:
 
     install()
     found: dict[str, Any] = {
-        "plain": plain(),
+        "plain": plain(Regression(), _batches()),
         "trainer": with_trainer(),
         "accelerate": with_accelerate(),
         "lightning": with_lightning(),

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tests.jax_backend.clients import LR, MICRO
+from tests.jax_backend.clients import LR, MICRO, plain
 
 STEPS, ROWS, LENGTH, WORDS, SHARED = 4, 8, 32, 64, 2
 CONFIG: dict[str, Any] = {
@@ -53,19 +53,6 @@ def rows() -> list[dict[str, torch.Tensor]]:
 
 def batches() -> Any:
     return torch.utils.data.DataLoader(rows(), batch_size=ROWS)  # pyrefly: ignore[bad-argument-type]
-
-
-def plain() -> list[float]:
-    """The losses of the same in torch alone."""
-    trained, losses = model(), []
-    adam = torch.optim.AdamW(trained.parameters(), lr=LR, weight_decay=0.0)
-    for batch in batches():
-        loss = trained(**batch).loss
-        loss.backward()
-        adam.step()
-        adam.zero_grad()
-        losses.append(loss.item())
-    return losses
 
 
 def shared_rows() -> Any:
@@ -187,7 +174,7 @@ def main(*clients: str) -> None:
     install()
     trained = {"trainer": with_trainer, "accelerate": with_accelerate, "lightning": with_lightning}
     found = {client: trained[client]() for client in clients or trained}
-    print(json.dumps({"plain": plain()} | found))
+    print(json.dumps({"plain": plain(model(), batches())} | found))
 
 
 if __name__ == "__main__":

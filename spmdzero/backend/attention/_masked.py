@@ -113,8 +113,11 @@ def _unless(hidden: Any) -> Any:
     return (lambda function: function()) if hidden is False else pl.when(~hidden)
 
 
-def _weights(scores: Any, largest: Any, total: Any) -> Any:
-    return jnp.exp(scores - largest[:, :1]) / total[:, :1]
+def _of_block(form: Form, at: tuple[Any, Any], q, k, v, mask, largest, total, grad, di) -> Any:
+    """The weights of a block, and the gradients of its products."""
+    scores, slopes = _scores(form, at, q[...], k[...], mask[...])
+    weights = jnp.exp(scores - largest[:, :1]) / total[:, :1]
+    return weights, weights * (_dot(grad[...], v[...], _NT) - di[:, :1]) * slopes
 
 
 def _backward_q(form: Form, q, k, v, mask, largest, total, grad, di, dq, acc) -> None:
@@ -127,10 +130,8 @@ def _backward_q(form: Form, q, k, v, mask, largest, total, grad, di, dq, acc) ->
 
     @_unless(_is_hidden(form, at, q, k))
     def _() -> None:
-        scores, slopes = _scores(form, at, q[...], k[...], mask[...])
-        weights = _weights(scores, largest[...], total[...])
-        to_scores = weights * (_dot(grad[...], v[...], _NT) - di[:, :1]) * slopes
-        acc[...] += _dot(to_scores.astype(k.dtype), k[...], _NN)
+        _, products = _of_block(form, at, q, k, v, mask, largest, total, grad, di)
+        acc[...] += _dot(products.astype(k.dtype), k[...], _NN)
 
     @pl.when(block == blocks - 1)
     def _() -> None:
@@ -163,10 +164,8 @@ def _backward_kv(
 
     @_unless(_is_hidden(form, at, q, k))
     def _() -> None:
-        scores, slopes = _scores(form, at, q[...], k[...], mask[...])
-        weights = _weights(scores, largest[...], total[...])
-        to_scores = weights * (_dot(grad[...], v[...], _NT) - di[:, :1]) * slopes
-        acc_k[...] += _dot(to_scores.astype(q.dtype), q[...], _TN)
+        weights, products = _of_block(form, at, q, k, v, mask, largest, total, grad, di)
+        acc_k[...] += _dot(products.astype(q.dtype), q[...], _TN)
         acc_v[...] += _dot(weights.astype(grad.dtype), grad[...], _TN)
 
     @pl.when(last)

@@ -18,9 +18,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from spmdzero.backend.attention._call import Seen
 
-# Computes the attention of a module: its own function, query, key, value and mask, scale, cap and
-# sinks.
-Attend = Callable[..., torch.Tensor]
+# Computes attention of query, key, value and mask, by dropout, scale, cap and sinks; None where the
+# model has to.
+Attend = Callable[..., torch.Tensor | None]
 
 
 class Masks:
@@ -108,7 +108,7 @@ def with_caps_and_sinks(attend: Attend) -> Iterator[None]:
     """Context in which `attend` computes attention that has a soft cap or sinks.
 
     Models with these have no way but a function of their own, which transformers calls
-    ``"eager"``; `attend` gets it first, for what it doesn't compute.
+    ``"eager"``, and which computes what `attend` doesn't.
     """
     library: Any = sys.modules.get("transformers.modeling_utils")
     interface = getattr(library, "AttentionInterface", None)

@@ -84,8 +84,7 @@ def function_of(graph: Graph, mesh: Mesh, shardings: Sequence[Any] = ()) -> Any:
                         _run(step, known)
                         whole |= {slot.number: known[slot.number] for slot in step.made}
                     else:
-                        _run(step, whole)
-                        cut_later(step, _slots(step), whole, mesh)
+                        _run(step, whole, mesh)
                         settle([slot.number for slot in step.made])
             elif steps:
                 phase_mesh = _mesh_of(steps, mesh)
@@ -163,10 +162,12 @@ def _needed_later(graph: Graph, phases: dict[int, int]) -> dict[int, set[int]]:
     return needed
 
 
-def _run(step: Step, known: dict[int, Any]) -> None:
+def _run(step: Step, known: dict[int, Any], mesh: Mesh | None = None) -> None:
     with _named(step):
         results = _results(step, known)
     known |= {slot.number: result for slot, result in zip(step.made, results, strict=False)}
+    if mesh is not None:
+        cut_later(step, _slots(step), known, mesh)
 
 
 def _results(step: Step, known: dict[int, Any]) -> list[Any]:
@@ -269,8 +270,7 @@ def _run_region(
                 (slot,) = _slots(step)
                 known[step.made[0].number] = known[slot.number]
             elif not (split and split.computes(step, _slots(step), known)):
-                _run(step, known)
-                cut_later(step, _slots(step), known, mesh)
+                _run(step, known, mesh)
                 embedded.make(step, known)
         results = [known[step.made[0].number] for step in left]
         if split:
