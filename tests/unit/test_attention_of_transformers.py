@@ -12,6 +12,7 @@ from spmdzero.backend import Mesh
 from spmdzero.backend.attention import _call
 from spmdzero.backend.attention._form import Form
 
+pytestmark = pytest.mark.usefixtures("without_clients")
 ROWS, LENGTH, WINDOW = 8, 160, 24
 SHAPE: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
