@@ -10,6 +10,7 @@ import torch
 from spmdzero.formats._state import StoredTensor
 from spmdzero.formats.deepspeed._pickles import damaged, read_pt
 
+
 def model_file(rank: int = 0) -> str:
     """The name of the file of a model-parallel rank, which has its weights below stage 3."""
     return f"mp_rank_{rank:02d}_model_states.pt"

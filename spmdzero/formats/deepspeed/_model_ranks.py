@@ -38,7 +38,7 @@ class ModelRanks:
         if len(models) == 1:
             return
         info = first.content.get(INFO)
-        if not is_known(info):
+        if info is None or not is_known(info):
             raise damaged(
                 first.path,
                 f"tensor parallelism over {len(models)} ranks wrote it, and it doesn't say how "

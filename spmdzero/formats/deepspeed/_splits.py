@@ -1,8 +1,6 @@
 """How DeepSpeed's AutoTP splits weights over its ranks: parts are joined, and wholes are cut."""
 
 import dataclasses
-import itertools
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -110,6 +108,10 @@ class TensorParallel:
         }
 
 
+ALONE = TensorParallel()
+"""One rank, with whole weights."""
+
+
 def _made_of(
     runs: Sequence[tuple[int, StoredTensor, int, int]],
     shape: tuple[int, ...],
@@ -209,9 +211,7 @@ def _listed(shapes: Sequence[tuple[int, ...]]) -> str:
     return " and ".join(str(list(shape)) for shape in shapes)
 
 
-def record_of(
-    splits: Mapping[str, Split], shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, Any]:
+def record_of(splits: Mapping[str, Split], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """The record that AutoTP writes into a model's file, by which its converter joins the parts.
 
     Args:
@@ -255,4 +255,4 @@ def record_of(
 
 def _logical_shape(split: Split, shape: tuple[int, ...]) -> list[Any]:
     lengths = tuple(map(sum, split.widths))
-    return [lengths if dim == split.dim else length for dim, length in enumerate(shape)]
+    return [lengths if dim == split.dim else -1 for dim in range(len(shape))]

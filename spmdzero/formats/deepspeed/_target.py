@@ -14,7 +14,7 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.formats._state import RESET_AT, StoredTensor, TrainingState
 from spmdzero.formats.deepspeed._flat import FlatGroup, Group, PartitionedGroup
 from spmdzero.formats.deepspeed._host import COUNTERS
-from spmdzero.formats.deepspeed._splits import INFO, TensorParallel, record_of
+from spmdzero.formats.deepspeed._splits import ALONE, INFO, TensorParallel, record_of
 
 # The DeepSpeed version with this layout.
 VERSION = "0.19.8"
@@ -41,7 +41,7 @@ class Target:
     ranks: int
     stage: int
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    tensor_parallel: TensorParallel = TensorParallel()
+    tensor_parallel: TensorParallel = ALONE
     model_rank: int = 0
 
     def __post_init__(self) -> None:
@@ -198,9 +198,10 @@ class Target:
         buffers = {name: tensor.whole() for name, tensor in self.named("buffer").items()}
         aliases = {name: parameters[first] for name, first in tied.items()}
         shared = self.tensor_parallel
-        by_ranks = record_of(shared.splits, shared.whole_shapes(self.named("parameter")))
-        client_state = {key: value for key, value in host.client_state.items() if key != INFO}
-        return client_state | ({INFO: by_ranks} if shared.size > 1 else {}) | {
+        own = {key: value for key, value in host.client_state.items() if key != INFO}
+        if shared.size > 1:
+            own[INFO] = record_of(shared.splits, shared.whole_shapes(self.named("parameter")))
+        return own | {
             "module": OrderedDict({**parameters, **aliases, **buffers, **host.extra}),
             "buffer_names": list(buffers),
             "optimizer": None,
