@@ -76,6 +76,10 @@ CASES: dict[str, Case] = {
     "z2_w4_fp32_tp2": _case(2, 4, tensor_parallel=_autotp(fused=True))
     | {"frozen": ["place"], "tp": 2},
 }
+# Trained beside live DeepSpeed alone, and not recorded.
+LIVE: dict[str, Case] = {
+    "z1_w2_bf16_tp2": _case(1, 2, tensor_parallel=_autotp(fused=False), **_BF16) | {"tp": 2},
+}
 
 
 def model_of(case: Case) -> tuple[Model, list[dict[str, Any]]]:

@@ -1,5 +1,6 @@
-"""DeepSpeed's AutoTP checkpoints on an engine with a tensor axis: in, out, and in DeepSpeed again."""
+"""DeepSpeed's AutoTP checkpoints on an engine with a tensor axis: in, out, in DeepSpeed again."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,23 @@ import torch
 import spmdzero
 from spmdzero.backend import arrays
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
-from tests.interchange.cases import CASES, RESUMED_FOR, SAVED_AFTER, config_of, model_of
+from tests.interchange.cases import CASES, LIVE, RESUMED_FOR, SAVED_AFTER, config_of, model_of
+from tests.interchange.record import order, train
 from tests.interchange.test_files import AUTOTP, assert_same, opened
 from tests.interchange.test_read import LOSSES, RECORDED, TOLERANCES
+from tests.jax_backend import test_tensor_axis
 from tests.oracle.model import make_batch
+from tests.support.deepspeed import run_ranks
 
 ROOT = Path(__file__).parents[2]
 DEVICES = 8
 
 
-def started(*, stage: int = 2, autotp: bool = True, **more: Any) -> Any:
+def started(name: str = AUTOTP, *, stage: int = 2, autotp: bool = True) -> Any:
     """An engine on 8 devices, by default 4 replicas of two."""
-    case = CASES[AUTOTP]
+    case = (CASES | LIVE)[name]
     model, groups = model_of(case)
-    config = config_of(case, ranks=DEVICES, stage=stage, autotp=autotp) | more
+    config = config_of(case, ranks=DEVICES, stage=stage, autotp=autotp)
     config["spmd"] = {"min_shard_elements": 64}
     return spmdzero.initialize(model=model, model_parameters=groups, config=config)[0]
 
@@ -79,3 +83,74 @@ def test_ranks_that_cant_share_the_weights_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpmdZeroUsageError, match="autotp_size=0"):
         engine.save_deepspeed_checkpoint(tmp_path, autotp_size=0)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("universal", [False, True])
+@pytest.mark.parametrize(
+    ("name", "stage", "ranks"),
+    [(AUTOTP, 0, 2), (AUTOTP, 2, 4), ("z1_w2_bf16_tp2", 1, 2), ("z1_w2_bf16_tp2", 3, 4)],
+)
+def test_deepspeeds_autotp_goes_on_from_ours(
+    tmp_path: Path, name: str, stage: int, ranks: int, universal: bool
+) -> None:
+    engine = started(name, stage=stage)
+    trained(engine, 0, SAVED_AFTER)
+    engine.save_deepspeed_checkpoint(tmp_path, universal=universal, ranks=ranks // 2)
+    mine = trained(engine, SAVED_AFTER, RESUMED_FOR)
+    asked = order(
+        name,
+        start=SAVED_AFTER,
+        steps=RESUMED_FOR,
+        load=str(tmp_path),
+        universal=universal,
+        # DeepSpeed's stage 0 keeps its states in no file of a rank.
+        stage=max(stage, 1),
+    )
+    (theirs,) = train([asked], ranks=ranks)
+    assert theirs["losses"] == pytest.approx(mine, abs=TOLERANCES[name.split("_")[2]])
+    assert (theirs["global_steps"], theirs["lr"]) == (engine.global_steps, engine.get_lr())
+
+
+PEER = """
+import json
+import os
+import sys
+
+os.environ |= {"DS_ACCELERATOR": "cpu", "USE_TORCH_XLA": "false"}
+import deepspeed
+from tests.jax_backend.test_tensor_axis import batch, llama
+
+deepspeed.init_distributed("gloo")
+config = {
+    "train_micro_batch_size_per_gpu": 8,
+    "zero_optimization": {"stage": 1},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+    "gradient_clipping": 1.0,
+    "zero_allow_untested_optimizer": True,
+    "tensor_parallel": {"autotp_size": 2},
+}
+model = llama()
+for parameter in model.parameters():
+    parameter.data.zero_()
+engine, *_ = deepspeed.initialize(model=model, config=config)
+engine.load_checkpoint(sys.argv[1])
+found = []
+for step in range(4, 7):
+    loss = engine(**batch(step)).loss
+    engine.backward(loss)
+    engine.step()
+    found.append(loss.item())
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_deepspeed_goes_on_with_a_llama_split_by_transformers_own_plan(tmp_path: Path) -> None:
+    engine = test_tensor_axis.started({"fsdp": 4, "tensor": 2}, stage=1)
+    for step in range(4):
+        engine.train_batch(iter([test_tensor_axis.batch(step)]))
+    engine.save_deepspeed_checkpoint(tmp_path, universal=False, ranks=1)
+    mine = [engine.train_batch(iter([test_tensor_axis.batch(step)])).item() for step in range(4, 7)]
+    ranks = run_ranks(["-c", PEER, str(tmp_path)], ranks=2, cwd=ROOT, timeout=300)
+    assert json.loads(ranks[0].splitlines()[-1]) == pytest.approx(mine, rel=2e-6)
