@@ -28,12 +28,12 @@ def linear_cross_entropy(
 ) -> torch.Tensor:
     """`F.cross_entropy(F.linear(hidden, weight, bias).float(), labels)`, chunk by chunk over rows.
 
-    Where devices share rows, each computes chunks of its own positions. A chunk's gradient is computed with its loss, while its logits exist, so that backward only has
+    A chunk's gradient is computed with its loss, while its logits exist, so that backward only has
     to scale: three matrix products in all, as without chunks (Liger Kernel, arXiv 2410.10989,
     section 3.2). Nothing of shape `[rows, vocabulary]` is kept, except where the gradients are
     themselves differentiated (`create_graph=True`), and so computed again. Gradients are summed
     over chunks in fp32, and scaled in fp32 before they are cast to their tensor's dtype: in fp16
-    they don't underflow.
+    they don't underflow. Where devices share rows, each has chunks of its own positions.
 
     Args:
         hidden: `[..., hidden]`, floating.
@@ -64,9 +64,8 @@ def linear_cross_entropy(
     if parts > 1:
         hidden = by_device(hidden, parts)
         # Of 64-bit integers no device may take its own: see `backend.jax._rows.cut_later`.
-        rows, counts = (
-            by_device(each, parts) for each in (labels.to(torch.int32), labels != ignore_index)
-        )
+        rows = by_device(labels.to(torch.int32), parts)
+        counts = by_device(labels != ignore_index, parts)
     else:
         hidden = hidden.flatten(0, -2) if hidden.dim() > 1 else hidden[None]
         rows, counts = labels.flatten(), labels.flatten() != ignore_index
@@ -151,7 +150,7 @@ class _Sums:
         counts: torch.Tensor,
         chunk: int | None,
     ) -> None:
-        """Adds all rows, `[rows, hidden]` or of each device `[devices, rows, hidden]`, by chunks."""
+        """Adds all rows, `[rows, hidden]` or `[devices, rows, hidden]`, chunk by chunk."""
         for rows in chunks(hidden.shape[-2], chunk):
             self._add(hidden[..., rows, :], labels[..., rows], counts[..., rows])
 
