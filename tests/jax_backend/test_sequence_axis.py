@@ -257,6 +257,18 @@ def test_gpt2_with_what_saves_memory(stage: int, spmd: dict[str, Any]) -> None:
     assert_same(*found)
 
 
+def test_a_loop_of_equal_blocks_keeps_rows_divided() -> None:
+    engine = started(MESH, spmd={"scan": "on"}, model=gpt2())
+    with spmdzero.record_ledgers(engine) as ledgers:
+        engine.train_batch(iter([batch(9)]))
+    ledger = ledgers.boundary
+    within = ledger.of_role("sequence")
+    assert ledger.activations == ()
+    assert {c.kind for c in within} == {"all-to-all", "all-reduce"}
+    # Forward, the same again in the loop of the backward, and backward: two in each.
+    assert sum(c.kind == "all-to-all" for c in within) == 3 * 2
+
+
 @pytest.mark.slow
 def test_gradient_accumulation() -> None:
     found = []
