@@ -186,7 +186,7 @@ class GatheredAtUse:
     def awaiting_part(self, shard: Shard, dtype: torch.dtype) -> torch.Tensor:
         """What autograd hands the parts of a parameter's gradient to, in their dtype."""
         spec, dim = self._mesh.spec, shard.dim
-        length = shard.local.shape[dim] * spec.fsdp // spec.shards
+        length = shard.local.shape[dim] * spec.fsdp // spec.parts(spec.states_of_region)
         return enter_part(
             shard.parameter,
             shard.name,

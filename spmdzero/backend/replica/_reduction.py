@@ -11,7 +11,7 @@ from spmdzero.backend._current import runtime
 from spmdzero.backend.chips._torus import scatter_steps
 from spmdzero.backend.protocols._mesh import Mesh
 from spmdzero.backend.replica import _manual
-from spmdzero.plan import Layout
+from spmdzero.plan import Layout, names_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,7 @@ class GradientReduction:
         # Of a dim that both axes split the replicas' parts come first until it leaves the region.
         within = {"tensor_dim": None if tensor_dim == layout.placement.dim else tensor_dim}
         moved = self.mesh.reduce_scatter(moved, axis="fsdp", dim=dim, steps=self.steps, **within)
-        if spec.states != "fsdp":
+        if "data" in names_of(spec.states):
             moved = self.mesh.reduce_scatter(moved, axis="data", dim=dim, **within)
         elif spec.data > 1:
             moved = self.mesh.all_reduce(moved, axis="data", **within)
