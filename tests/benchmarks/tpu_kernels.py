@@ -22,6 +22,8 @@ from spmdzero.explain import Topology, step_time
 CHIPS = ("v5e", "v6e")
 LENGTH = 8192
 """Tokens of a row; a chip has one row."""
+_LONGEST = 60
+"""Seconds; libtpu writes the largest number there is beside what it can't estimate."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -238,6 +240,8 @@ def _milliseconds(function: Callable[..., Any], arguments: list[Any], chip: str)
             raise
         return "doesn't fit"
     time = step_time([(compiled.as_text(), 1)], topology.chip, target=topology.name)
+    if time.seconds > _LONGEST:
+        return "no estimate"
     digits = max(1, 2 - math.floor(math.log10(1e3 * time.seconds)))
     return f"{1e3 * time.seconds:.{digits}f}"
 
