@@ -208,3 +208,18 @@ def test_an_output_that_the_script_keeps_is_computed() -> None:
 
     assert compare(keep) >= STEPS - 3
     assert [k.item() for k in kept[:STEPS]] == [k.item() for k in kept[STEPS:]]
+
+
+def test_an_average_that_begins_after_the_program_is_known_keeps_what_it_took() -> None:
+    taken: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def copy(engine: spmdzero.Engine, loss: torch.Tensor, step: int) -> None:
+        if step >= 5:
+            weight = next(engine.module.parameters()).detach()
+            average = torch.zeros_like(weight)
+            # Both hold the same memory until one is written.
+            average.copy_(weight)
+            taken.append((average, weight.cpu()))
+
+    assert compare(copy) >= 1
+    assert all(torch.equal(average.cpu(), then) for average, then in taken)
