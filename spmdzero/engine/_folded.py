@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import Passage, current, draw_keys
+from spmdzero.backend import Passage, arrays, current, draw_keys
 from spmdzero.backend.pure import ModuleWatch, attempt
 from spmdzero.engine._folded_call import FoldedCall, Trained
 from spmdzero.engine._folded_forward import FoldedPass, ForwardContext, PassTracer
@@ -185,7 +185,7 @@ class FoldedCalls:
         # An earlier pass comes first, as in a traced step.
         store.settle()
         traced = store.keeps_local or call.passage is not None
-        pattern = tuple((i, grad.shape, grad.dtype) for i, grad in grads.items())
+        pattern = (*grads, *arrays.shapes_of([*grads.values()]))
         trust = forwards.backwards.setdefault(pattern, Trust())
         inputs = [*saved, *grads.values()]
         if not traced and (verify or trust.record is None) and not trust.given_up:
