@@ -94,7 +94,7 @@ class RepeatedSteps:
                 return True
             if seen:
                 self._try(key, alive, beginning, backward)
-            self._remember(key, known)
+            self._remember(key, self._known.get(key))
         self._training.gradients.settle()
         return False
 
@@ -117,6 +117,8 @@ class RepeatedSteps:
         training, optimizer = self._training, self._training.optimizer
         assert optimizer is not None
         if [*map(id, training.state.slots.values())] != known.slots:
+            # Their places would keep the former states alive.
+            self.forget()
             return False
         present = [tensor for tensor in tensors_in(known.reads) if tensor is not None]
         into = [

@@ -1,5 +1,7 @@
 """Steps of the three calls whose program is started again, with only their beginning recorded."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -178,6 +180,17 @@ def test_states_that_are_cleared_start_anew() -> None:
             engine.optimizer.state.clear()
 
     assert compare(clear) >= 1
+
+
+def test_states_that_are_cleared_are_freed() -> None:
+    engine = make_engine()
+    three_calls(engine, 4)
+    assert engine.folding.ends.repeated
+    before = weakref.ref(next(iter(engine.optimizer.state.values()))["exp_avg"])
+    engine.optimizer.state.clear()
+    three_calls(engine, 1, first=4)
+    gc.collect()
+    assert before() is None
 
 
 def test_a_frozen_group_and_other_numbers_of_groups_are_followed() -> None:

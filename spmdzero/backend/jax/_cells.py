@@ -41,9 +41,9 @@ class Cell:
         self.home: MeshOp | None = None
         self.serial = next(_serial)
         value.holders += 1
-        _cells[id(self)] = found = weakref.ref(self)
+        _cells[id(self)] = weakref.ref(self)
         if value.node is not None:
-            _written[id(self)] = found
+            _written[id(self)] = _cells[id(self)]
 
     def __del__(self) -> None:
         """Counts this cell out of its value's holders.

@@ -43,24 +43,17 @@ class Replay:
     _forms: list[Form] = dataclasses.field(default_factory=list)
 
     def started(self, inputs: Sequence[Value]) -> list[Any]:
-        """Starts the program; returns its outputs, and takes the arrays of donated inputs."""
+        """Starts the program, which overwrites donated inputs; returns its outputs."""
         arrays = given(inputs)
-        gone: list[Value] = []
-        for place, own in self.donated:
-            if inputs[place].holders > own:
-                # Another tensor shares this memory, such as one that was a copy of it.
-                with wide_numbers():
-                    arrays[place] = copied(arrays[place])
-            else:
-                gone.append(inputs[place])
+        # Another tensor shares this memory, such as one that was a copy of it.
+        for place in [place for place, own in self.donated if inputs[place].holders > own]:
+            with wide_numbers():
+                arrays[place] = copied(arrays[place])
         if self.seeds:
             seed = _host.seed(generator.take()).array
             for place in self.seeds:
                 arrays[place] = seed
-        outputs = self.program.run(arrays)
-        for value in gone:
-            value.array = None
-        return outputs
+        return self.program.run(arrays)
 
     def held(
         self, outputs: Sequence[Any], into: Sequence[torch.Tensor | None]

@@ -212,12 +212,12 @@ def record(
     space = op.makes
     if space is None:
         space = max((value.space for value in values), default=Space.NEUTRAL)
-    forms = tuple([(tuple(shape), dtype) for shape, dtype in forms])
-    node = Node(op, args, kwargs, values, space, tuple(_here.scopes), user_place(), forms)
+    made = tuple([(tuple(shape), dtype) for shape, dtype in forms])
+    node = Node(op, args, kwargs, values, space, tuple(_here.scopes), user_place(), made)
     stand_in = bool([value for value in values if value.stand_in])
     return tuple(
         [
             Value(shape, dtype, space, node=node, index=index, stand_in=stand_in)
-            for index, (shape, dtype) in enumerate(forms)
+            for index, (shape, dtype) in enumerate(made)
         ]
     )
