@@ -124,7 +124,17 @@ def _shared_replicas(config: SpmdZeroConfig) -> None:
                 reason=f"the axis {axis} divides what happens in the replica region",
                 fix=f'Write "region", or leave the axis {axis} out.',
             )
-    axes = config.mesh_axes
+    axes, replicas = config.mesh_axes, config.data_parallel_size
+    if replicas and axes.get("data", 1) * axes["fsdp"] != replicas:
+        written = {
+            axis: size for axis, size in config.spmd.mesh.items() if axis in ("data", "fsdp")
+        }
+        raise SpmdZeroConfigError(
+            key="data_parallel_size",
+            value=replicas,
+            reason=f"spmd.mesh has {written}, whose product is the number of replicas",
+            fix="Write it once.",
+        )
     if axes.get("sequence", 1) != 1 != axes.get("tensor", 1):
         raise SpmdZeroConfigError(
             key="spmd.mesh",

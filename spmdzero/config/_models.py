@@ -17,7 +17,7 @@ from spmdzero.config._monitoring import (
 from spmdzero.config._optimizers import optimizer_name
 from spmdzero.config._precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
 from spmdzero.config._schedules import schedule_name
-from spmdzero.config._spmd import SpmdConfig
+from spmdzero.config._spmd import SpmdConfig, with_replicas
 from spmdzero.config._tensor_parallel import TensorParallelConfig
 from spmdzero.config._types import Count, Dtype, Natural, Rate, Section, is_section, kinds, lower
 from spmdzero.config._without_effect import (
@@ -88,6 +88,8 @@ class SpmdZeroConfig(Section):
         memory_breakdown: whether the memory of parameters and states is logged after steps.
         dump_state: whether the config and the engine's state are logged at construction.
         log_level: level of the logger "spmdzero"; None doesn't change it.
+        data_parallel_size: number of replicas, each with rows of its own: ``data`` times ``fsdp``
+            of the mesh; 0 takes what the other axes leave.
         sequence_parallel_size: number of devices that share each row, the size of the mesh's axis
             ``sequence``; 0 and 1 turn it off.
         allgather_size, disable_allgather, disable_python_gc, pipeline,
@@ -107,6 +109,7 @@ class SpmdZeroConfig(Section):
     communication_data_type: Dtype | None = None
     zero_allow_untested_optimizer: bool = False
     dataloader_drop_last: bool = False
+    data_parallel_size: Natural = 0
     sequence_parallel_size: Natural = 1
     allgather_size: Natural = 500_000_000
     disable_allgather: bool = False
@@ -146,7 +149,7 @@ class SpmdZeroConfig(Section):
     def mesh_axes(self) -> dict[str, int]:
         """Number of devices on each mesh axis; -1 takes the remaining ones."""
         named = {axis: size for axis, (_, size) in self.axis_keys.items() if size > 1}
-        return self.spmd.mesh | named
+        return with_replicas(self.spmd.mesh | named, self.data_parallel_size)
 
     @property
     def axis_keys(self) -> dict[str, tuple[str, int]]:

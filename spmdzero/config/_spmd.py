@@ -221,7 +221,22 @@ def mesh_axes_of(config: Mapping[str, Any]) -> dict[str, int]:
         "sequence": config.get("sequence_parallel_size"),
         "tensor": _value(config, "tensor_parallel", "autotp_size"),
     }
-    return {axis: n for axis, n in named.items() if isinstance(n, int) and n > 1} | axes
+    sizes = {axis: n for axis, n in named.items() if isinstance(n, int) and n > 1} | axes
+    replicas = config.get("data_parallel_size")
+    return with_replicas(sizes, replicas if isinstance(replicas, int) else 0)
+
+
+def with_replicas(axes: Mapping[str, int], replicas: int) -> dict[str, int]:
+    """The axes, of which ``fsdp`` has the size that makes so many replicas, if it is open.
+
+    Args:
+        axes: name of an axis -> its size.
+        replicas: ``data_parallel_size``; 0 for none.
+    """
+    data = axes.get("data", 1)
+    if replicas > 0 and axes.get("fsdp") == -1 and data > 0 and replicas % data == 0:
+        return {**axes, "fsdp": replicas // data}
+    return dict(axes)
 
 
 def _value(config: Mapping[str, Any], section: str, key: str) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spmdzero.engine._accumulation import Accumulation
+from spmdzero.engine._tensor_axis import autotp_parts
 from spmdzero.errors import SpmdZeroCheckpointError, UsageValueError
 from spmdzero.formats import (
     Conversion,
@@ -126,6 +127,7 @@ class Exports:
         *,
         universal: bool = True,
         ranks: int | None = None,
+        autotp_size: int | None = None,
     ) -> bool:
         """Writes a checkpoint from which real DeepSpeed can resume, on GPUs or anywhere.
 
@@ -135,12 +137,17 @@ class Exports:
                 ``"checkpoint": {"load_universal": true}``; it is saved as `<tag>_universal`, and
                 the file `latest_universal` names it. False writes the files that the ranks of a run
                 at this stage would write (of ZeRO-1 at stage 0), which exactly `ranks` ranks load.
-            ranks: number of ranks if `universal` is False; by default the number of devices.
+            ranks: number of data-parallel ranks if `universal` is False; by default the number of
+                replicas.
+            autotp_size: the run's ``tensor_parallel.autotp_size``, each of whose ranks loads its
+                part of the weights; by default the size of the mesh's axis ``tensor``, and 1 writes
+                them whole.
 
         Returns True.
 
         Raises:
             SpmdZeroCheckpointError: the checkpoint can't be written; earlier ones are as they were.
+            SpmdZeroConfigError: so many AutoTP ranks can't share the weights.
             SpmdZeroUsageError: without an optimizer, in the middle of gradient accumulation, or a
                 tag that is no name of a folder.
             SpmdZeroRuntimeError: the first of several hosts, which writes, could not.
@@ -155,10 +162,18 @@ class Exports:
         config = {key: value for key, value in training.spmd_config.source.items() if key != "spmd"}
         step = training.counters.global_steps
         named = check_tag(f"global_step{step}" if tag is None else str(tag))
+        size = training.mesh.spec.tensor if autotp_size is None else autotp_size
+        shared = autotp_parts(training.spmd_config, training.module, size=size)
 
         def write(state: TrainingState) -> None:
             write_for_deepspeed(
-                state, Path(save_dir), named, conversion, config=config, latest=save_latest
+                state,
+                Path(save_dir),
+                named,
+                conversion,
+                config=config,
+                latest=save_latest,
+                tensor_parallel=shared,
             )
 
         written_by_the_first_host(live_state(training, client_state=client_state), write)

@@ -9,12 +9,13 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from spmdzero.backend import same_on_hosts
+from spmdzero.compat.comm._row_sharers import share_rows
 from spmdzero.config import named_by, old_argument, one_of
 from spmdzero.data._loader import ZeroDataLoader
 from spmdzero.engine._engine import Engine
 from spmdzero.engine._groups import ParameterGroups
 from spmdzero.engine._plan_of import planned, resting_shards
-from spmdzero.engine._sequence_axis import with_mpus_size
+from spmdzero.engine._sequence_axis import with_mesh_param, with_mpus_size
 from spmdzero.engine._setup import (
     make_training,
     place_module,
@@ -44,7 +45,7 @@ def initialize(
     dist_init_required: bool | None = None,
     collate_fn: Callable[[list[Any]], Any] | None = None,
     config: str | os.PathLike[str] | dict[str, Any] | None = None,
-    mesh_param: None = None,
+    mesh_param: tuple[int, int] | None = None,
     config_params: str | dict[str, Any] | None = None,
     *,
     weights: Weights | None = None,
@@ -68,7 +69,8 @@ def initialize(
         dist_init_required: False requires that `init_distributed` was called before.
         mpu: None, or what `UlyssesSPAttentionHF.register_with_transformers` has returned, whose
             size is ``sequence_parallel_size``.
-        mesh_param: refused: the config names the mesh.
+        mesh_param: number of replicas, and of devices that share the rows of each
+            (``data_parallel_size`` and ``sequence_parallel_size``).
         collate_fn: samples -> batch, for the loader.
         config: path of a DeepSpeed JSON, or its dict. `config_params` is the old name.
         weights: an argument of spmdzero: a safetensors file, its index, a folder with either, or a
@@ -84,10 +86,14 @@ def initialize(
         SpmdZeroUsageError: an argument can't be used.
         SpmdZeroRuntimeError: a device was used before SPMD was on.
     """
-    module = require_module(model, mesh_param=mesh_param)
+    module = require_module(model)
     given = one_of(old_argument(config, config_params), named_by(args))
-    settings = read_settings(with_mpus_size(with_asked_size(given, module), mpu))
+    sized = with_mesh_param(with_asked_size(given, module), mesh_param)
+    settings = read_settings(with_mpus_size(sized, mpu))
     mesh, batch = start_backend(settings, dist_init_required=dist_init_required)
+    if mesh_param and mesh.spec.sequence > 1:
+        # Scripts ask deepspeed.utils.groups for it afterwards.
+        share_rows(mesh.spec.sequence)
     say_start(settings, batch, mesh.spec, of_process=engine_class._rows_of_process)
     where: Any = {
         "mesh": mesh.spec,

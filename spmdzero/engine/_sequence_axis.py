@@ -1,4 +1,4 @@
-"""The size of the mesh axis ``sequence`` that a script says by DeepSpeed's `mpu`."""
+"""The sizes of mesh axes that a script says by DeepSpeed's `mpu` or `mesh_param`."""
 
 from typing import Any
 
@@ -33,3 +33,31 @@ def with_mpus_size(config: Any, mpu: Any) -> Any:
     size = group.size()
     otherwise = f"the mpu says {size}"
     return with_value(read(config), "sequence_parallel_size", size, otherwise=otherwise)
+
+
+def with_mesh_param(config: Any, mesh_param: Any) -> Any:
+    """The config, with the sizes of the mesh that DeepSpeed would make of `mesh_param`.
+
+    Args:
+        config: as `read` takes it.
+        mesh_param: number of replicas, and of devices that share the rows of each; None for none.
+
+    Raises:
+        SpmdZeroConfigError: the config has different ones.
+        SpmdZeroUsageError: it isn't two numbers.
+
+    Source: DeepSpeed, ``deepspeed.initialize``.
+    """
+    if not mesh_param:
+        return config
+    sizes = tuple(mesh_param) if isinstance(mesh_param, list | tuple) else ()
+    if len(sizes) != 2 or any(type(size) is not int or size < 1 for size in sizes):
+        raise SpmdZeroUsageError(
+            f"initialize(mesh_param={mesh_param!r}): it is (data_parallel, sequence_parallel), the "
+            "number of replicas and of devices that share the rows of each, such as (2, 4) for 8 "
+            'devices. "tensor_parallel": {"autotp_size": 2} splits weights'
+        )
+    given = read(config)
+    for key, size in zip(("data_parallel_size", "sequence_parallel_size"), sizes, strict=True):
+        given = with_value(given, key, size, otherwise=f"mesh_param={mesh_param} says {size}")
+    return given

@@ -66,24 +66,16 @@ _FP16_WITHOUT_ZERO = (
 )
 
 
-def require_module(model: object, **refused: object) -> nn.Module:
-    """Returns the model if it is a module and no argument of model parallelism is given.
+def require_module(model: object) -> nn.Module:
+    """Returns the model if it is a module.
 
     Raises:
-        UsageAssertionError: the model is no module.
-        SpmdZeroUsageError: an argument of model parallelism is given.
+        UsageAssertionError: it is none.
     """
     if not isinstance(model, nn.Module):
         raise UsageAssertionError(
             f"initialize(model=...) needs a torch.nn.Module, got {type(model).__name__}"
         )
-    for name, value in refused.items():
-        if value is not None:
-            raise SpmdZeroUsageError(
-                f"initialize({name}=...): one process drives all devices, and the config says how "
-                'they share the work. Leave it out; "spmd": {"mesh": {"fsdp": -1, "tensor": 2}} '
-                "splits weights over pairs of them, and an axis sequence rows"
-            )
     return model
 
 

@@ -16,7 +16,8 @@ from spmdzero.config import (
     read,
     with_value,
 )
-from spmdzero.errors import SpmdZeroConfigError
+from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
+from spmdzero.formats import Split, TensorParallel
 from spmdzero.plan import MeshSpec
 
 # A style of transformers' plans -> how it splits a weight. Of a "packed" weight, which is several
@@ -96,6 +97,60 @@ def tensor_dims(config: SpmdZeroConfig, model: nn.Module, *, mesh: MeshSpec) -> 
     return found
 
 
+def autotp_parts(config: SpmdZeroConfig, model: nn.Module, *, size: int) -> TensorParallel:
+    """How DeepSpeed's AutoTP splits the weights by the same config, over `size` ranks.
+
+    It is as `tensor_dims`, with three exceptions (module_inject/auto_tp.py). An embedding, and what
+    is tied to it, is whole on each rank, unless a spec names it: then each has columns. A weight
+    with a ``shape`` is split in each of those that it is made of.
+
+    Raises:
+        SpmdZeroConfigError: as of `tensor_dims`; or the weight isn't made of tensors along the dim.
+        SpmdZeroUsageError: `size` is no number of ranks.
+    """
+    if size < 1:
+        raise SpmdZeroUsageError(f"autotp_size={size}: use 1 or more")
+    mesh = MeshSpec((("fsdp", 1), ("tensor", size)))
+    dims, splits = tensor_dims(config, model, mesh=mesh), dict[str, Split]()
+    specs, kind = [*_specs(config.tensor_parallel)], _model_type(model)
+    for name, parameter, owners in _with_owners(model):
+        # A bias is made of what its weight is made of.
+        called = [*owners, *(f"{own.removesuffix('bias')}weight" for own in owners)]
+        spec = next((s for s in specs if any(s.matches(own, kind) for own in called)), None)
+        embeds = any(isinstance(owner, nn.Embedding) for owner in owners.values())
+        if name not in dims or (embeds and spec is None):
+            continue
+        shape, dim = tuple(parameter.shape), 1 if embeds else dims[name]
+        made_of = () if spec is None or embeds else _made_of(spec, name, shape, mesh)
+        splits[name] = Split.even(shape, dim, ranks=size, of=made_of)
+    return TensorParallel(size=size, splits=splits)
+
+
+def _made_of(spec: LayerSpec, name: str, shape: tuple[int, ...], mesh: MeshSpec) -> tuple[int, ...]:
+    """The lengths of the tensors that a weight is made of, along the dim that is split."""
+    if spec.shape is None:
+        return ()
+    dim = 0 if spec.partition_type == "column" else 1
+    place = dim if spec.partition_dim is None else spec.partition_dim
+    made, length = spec.shape[min(place, len(spec.shape) - 1)], shape[min(dim, len(shape) - 1)]
+    lengths = tuple(made) if isinstance(made, list) else (length // max(made, 1),) * max(made, 1)
+    if len(spec.shape) != 2 or place != dim or sum(lengths) != length:
+        raise _refuse(
+            mesh,
+            f"the shape {spec.shape} of tensor_parallel.partition_config, split along {place}, "
+            f"isn't made of tensors along dim {dim} of {name} {list(shape)}",
+            "Save the whole weights: save_deepspeed_checkpoint(..., autotp_size=1).",
+        )
+    for part in lengths:
+        if part % mesh.tensor:
+            raise _refuse(
+                mesh,
+                f"{name} is made of {list(lengths)}, which {mesh.tensor} ranks can't share equally",
+                "Choose a size that divides them.",
+            )
+    return lengths
+
+
 def _with_owners(
     model: nn.Module,
 ) -> Iterator[tuple[str, nn.Parameter, dict[str, nn.Module]]]:
@@ -116,7 +171,7 @@ def _way(rules: Sequence[_Rule], name: str) -> Way | None:
         return _way(rules, name.replace(_ADAPTED, "."))
     if way is None and name.endswith("bias"):
         weight = _way(rules, name.removesuffix("bias") + "weight")
-        return "column" if weight == "column" else None
+        return "column" if weight in ("column", 0) else None
     return way
 
 
@@ -170,7 +225,7 @@ def _rules(config: SpmdZeroConfig, model: nn.Module) -> Iterator[_Rule]:
                 "tensor_parallel.partition_config: shape has no effect: a weight that is several "
                 "in one is split in slices, and the compiler moves what a slice lacks"
             )
-        kind = getattr(_config_of(model), "model_type", None)
+        kind = _model_type(model)
         yield lambda name: next((s.way for s in specs if s.matches(name, kind)), None)
         return
     # A module of Lightning's has the model of transformers inside.
@@ -184,6 +239,10 @@ def _config_of(model: nn.Module) -> Any:
     """The config of the outermost module that has one of transformers, else the model's own."""
     configs = [getattr(part, "config", None) for part in model.modules()]
     return next((config for config in configs if hasattr(config, "model_type")), configs[0])
+
+
+def _model_type(model: nn.Module) -> str | None:
+    return getattr(_config_of(model), "model_type", None)
 
 
 def _specs(asked: TensorParallelConfig) -> Iterator[LayerSpec]:

@@ -23,6 +23,7 @@ from spmdzero.formats._latest import check_tag
 from spmdzero.formats._open import format_of, latest_tag, naming_the_newest, open_state
 from spmdzero.formats._state import RESET_AT, HostState, StoredTensor, TrainingState
 from spmdzero.formats._trees import portable
+from spmdzero.formats.deepspeed import Split, TensorParallel
 from spmdzero.formats.export import Weights, dtype_called
 from spmdzero.formats.native import (
     BackgroundSaver,
@@ -47,7 +48,9 @@ __all__ = [
     "HostState",
     "Retention",
     "SaveOrder",
+    "Split",
     "StoredTensor",
+    "TensorParallel",
     "TrainingState",
     "Weights",
     "assemble",

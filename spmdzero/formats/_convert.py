@@ -14,7 +14,15 @@ from spmdzero.formats._boxes import Box, box_shape
 from spmdzero.formats._latest import LATEST, LATEST_UNIVERSAL, write_latest
 from spmdzero.formats._open import locate, open_state
 from spmdzero.formats._state import StoredTensor, TrainingState
-from spmdzero.formats.deepspeed import NUMBER, Target, without_debt, write_regular, write_universal
+from spmdzero.formats.deepspeed import (
+    ALONE,
+    NUMBER,
+    Target,
+    TensorParallel,
+    without_debt,
+    write_regular,
+    write_universal,
+)
 from spmdzero.formats.export import (
     Weights,
     frozen_names,
@@ -167,11 +175,13 @@ def write_for_deepspeed(
     *,
     config: Mapping[str, object] | None = None,
     latest: bool = True,
+    tensor_parallel: TensorParallel = ALONE,
 ) -> Path:
     """Writes `<folder>/<tag>` in one of DeepSpeed's formats, and the file that names the tag.
 
     The universal format goes to `<tag>_universal`, named by `latest_universal`, as DeepSpeed's own
-    converter does it. Returns the tag's folder.
+    converter does it. With `tensor_parallel` each of those ranks' files have its part of the
+    weights. Returns the tag's folder.
 
     Raises:
         SpmdZeroCheckpointError: no space, or no permission.
@@ -184,6 +194,7 @@ def write_for_deepspeed(
         ranks=conversion.ranks or 1,
         stage=conversion.stage,
         config=config or {},
+        tensor_parallel=tensor_parallel,
     )
     tag = tag.removesuffix("_universal") + ("_universal" if universal else "")
     (write_universal if universal else write_regular)(target, folder / tag)

@@ -6,6 +6,7 @@ import torch
 
 from spmdzero.backend import programs
 from spmdzero.backend.forms._order import after
+from spmdzero.backend.forms._row_parts import by_device, parts_of_rows
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.nn._chunks import chunks
 
@@ -32,7 +33,7 @@ def linear_cross_entropy(
     section 3.2). Nothing of shape `[rows, vocabulary]` is kept, except where the gradients are
     themselves differentiated (`create_graph=True`), and so computed again. Gradients are summed
     over chunks in fp32, and scaled in fp32 before they are cast to their tensor's dtype: in fp16
-    they don't underflow.
+    they don't underflow. Where devices share rows, each has chunks of its own positions.
 
     Args:
         hidden: `[..., hidden]`, floating.
@@ -41,7 +42,8 @@ def linear_cross_entropy(
         bias: `[vocabulary]`, None for none.
         ignore_index: rows with this label don't count.
         reduction: ``"mean"`` over the labels that count (nan where none does), or ``"sum"``.
-        chunk: number of rows at a time; None for half of them, at most 2,048.
+        chunk: number of rows at a time; None for half of them, at most 2,048. Where devices share
+            rows, so many of each device.
 
     Returns a scalar: fp32, or fp64 for fp64. It is nan where a label on the devices is out of
     range, because they can't raise.
@@ -58,11 +60,18 @@ def linear_cross_entropy(
         dtype = torch.get_autocast_dtype(device)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    rows = labels.flatten()
-    counts = rows != ignore_index
+    parts = parts_of_rows(labels)
+    if parts > 1:
+        hidden = by_device(hidden, parts)
+        # Of 64-bit integers no device may take its own: see `backend.jax._rows.cut_later`.
+        rows = by_device(labels.to(torch.int32), parts)
+        counts = by_device(labels != ignore_index, parts)
+    else:
+        hidden = hidden.flatten(0, -2) if hidden.dim() > 1 else hidden[None]
+        rows, counts = labels.flatten(), labels.flatten() != ignore_index
     if device == "cpu":
         _check_range(rows[counts], vocabulary=weight.shape[0])
-    inputs = (hidden.flatten(0, -2) if hidden.dim() > 1 else hidden[None], weight, bias)
+    inputs = (hidden, weight, bias)
     needs = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
     total = cast(
         torch.Tensor,
@@ -78,7 +87,7 @@ def linear_cross_entropy(
 
 
 class _Chunk(NamedTuple):
-    """The summed loss of some rows, 0-dim, and its gradient `[rows, vocabulary]` by the logits."""
+    """The summed loss of some rows, 0-dim, and its gradient `[..., vocabulary]` by the logits."""
 
     loss: torch.Tensor
     by_logits: torch.Tensor
@@ -141,51 +150,51 @@ class _Sums:
         counts: torch.Tensor,
         chunk: int | None,
     ) -> None:
-        """Adds all rows, chunk by chunk."""
-        for rows in chunks(len(hidden), chunk):
-            self._add(hidden[rows], labels[rows], counts[rows])
+        """Adds all rows, `[rows, hidden]` or `[devices, rows, hidden]`, chunk by chunk."""
+        for rows in chunks(hidden.shape[-2], chunk):
+            self._add(hidden[..., rows, :], labels[..., rows], counts[..., rows])
 
     def _add(self, hidden: torch.Tensor, labels: torch.Tensor, counts: torch.Tensor) -> None:
         latest = self._by_hidden[-1] if self._by_hidden else None
         if latest is not None and self._by_weight is not None:
             # Otherwise XLA's scheduler computes the logits of all chunks first, and holds them.
-            hidden = after(hidden, latest[0, 0] + self._by_weight[0, 0])
+            hidden = after(hidden, latest[(0,) * latest.dim()] + self._by_weight[0, 0])
         part = self._chunk(hidden, labels, counts)
         self.loss = self.loss + part.loss
         if not self._wanted:
             return
         wide, by_logits = self._wide, part.by_logits
         # XLA still reads the narrow tensors, and the TPU multiplies in bf16.
-        by_weight = by_logits.t() @ hidden.to(wide)
+        by_weight = by_logits.flatten(0, -2).t() @ hidden.flatten(0, -2).to(wide)
         self._by_weight = by_weight if self._by_weight is None else self._by_weight + by_weight
         self._by_hidden.append(by_logits @ self._weight.to(wide))
         if self._bias is not None:
-            by_bias = by_logits.sum(0)
+            by_bias = by_logits.flatten(0, -2).sum(0)
             self._by_bias = by_bias if self._by_bias is None else self._by_bias + by_bias
 
     def gradients(
         self, *, like: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """The gradients of hidden `[rows, hidden]`, weight and bias; `like` is hidden."""
+        """The gradients of hidden `[..., hidden]`, weight and bias; `like` is hidden."""
         if self._by_weight is None:
             nothing = torch.zeros_like(self._weight, dtype=self._wide)
             bias = self._bias
             return like.to(self._wide), nothing, None if bias is None else torch.zeros_like(bias)
-        return torch.cat(self._by_hidden), self._by_weight, self._by_bias
+        return torch.cat(self._by_hidden, -2), self._by_weight, self._by_bias
 
     def _chunk(self, hidden: torch.Tensor, labels: torch.Tensor, counts: torch.Tensor) -> _Chunk:
         logits = torch.nn.functional.linear(hidden, self._weight, self._bias).to(self._wide)
         # Comparing with all numbers is fused into a pass over the logits that exists anyway; a
         # gather and a scatter are separate operations, slow ones on a TPU.
         numbers = torch.arange(len(self._weight), dtype=torch.int32, device=hidden.device)
-        hits = numbers == labels[:, None]
+        hits = numbers == labels[..., None]
         # It doesn't affect the result, so that a gradient of the gradient can ignore it.
-        top = logits.detach().amax(1, keepdim=True)
-        log_sum = (logits - top).exp().sum(1, keepdim=True).log() + top
-        picked = torch.where(hits, logits, 0.0).sum(1)
+        top = logits.detach().amax(-1, keepdim=True)
+        log_sum = (logits - top).exp().sum(-1, keepdim=True).log() + top
+        picked = torch.where(hits, logits, 0.0).sum(-1)
         known = (labels >= 0) & (labels < len(self._weight))
-        losses = torch.where(known, log_sum[:, 0] - picked, torch.nan)
-        by_logits = ((logits - log_sum).exp() - hits.to(self._wide)) * counts[:, None]
+        losses = torch.where(known, log_sum[..., 0] - picked, torch.nan)
+        by_logits = ((logits - log_sum).exp() - hits.to(self._wide)) * counts[..., None]
         return _Chunk(torch.where(counts, losses, 0.0).sum(), by_logits)
 
 

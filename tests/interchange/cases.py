@@ -31,7 +31,19 @@ def _case(stage: int, ranks: int, *, optimizer: Any = _TORCH_ADAM, zero: Any = N
         "zero_optimization": {"stage": stage, **(zero or {})},
         "steps_per_print": 10**9,
     }
-    return {"ranks": ranks, "config": config | more, "frozen": [], "tied": False}
+    return {"ranks": ranks, "config": config | more, "frozen": [], "tied": False, "tp": 1}
+
+
+def _autotp(*, fused: bool) -> dict[str, Any]:
+    """DeepSpeed's section for `tests.oracle.model.Model`, whose hidden layer may be two in one."""
+    up = {"shape": [2, -1], "partition_dim": 0} if fused else {}
+    down = {"shape": [-1, 2], "partition_dim": 1} if fused else {}
+    specs = [
+        {"patterns": [r"up\.weight$"], "partition_type": "column", **up},
+        {"patterns": [r"down\.weight$"], "partition_type": "row", **down},
+        {"patterns": [r"head\.weight$"], "partition_type": "column", "gather_output": True},
+    ]
+    return {"autotp_size": 2, "partition_config": {"layer_specs": specs}}
 
 
 CASES: dict[str, Case] = {
@@ -61,6 +73,12 @@ CASES: dict[str, Case] = {
     "z3_w4_bf16_frozen": _case(3, 4, zero={"stage3_param_persistence_threshold": 50}, **_BF16)
     | {"frozen": ["place", "up.bias"]},
     "z3_w2_fp16": _case(3, 2, **_FP16),
+    "z2_w4_fp32_tp2": _case(2, 4, tensor_parallel=_autotp(fused=True))
+    | {"frozen": ["place"], "tp": 2},
+}
+# Trained beside live DeepSpeed alone, and not recorded.
+LIVE: dict[str, Case] = {
+    "z1_w2_bf16_tp2": _case(1, 2, tensor_parallel=_autotp(fused=False), **_BF16) | {"tp": 2},
 }
 
 
@@ -80,9 +98,21 @@ def model_of(case: Case) -> tuple[Model, list[dict[str, Any]]]:
     ]
 
 
-def config_of(case: Case, *, ranks: int, stage: int | None = None) -> dict[str, Any]:
-    """The case's JSON for so many ranks or devices, which share the same rows."""
-    config = case["config"] | {"train_micro_batch_size_per_gpu": ROWS // ranks}
+def config_of(
+    case: Case, *, ranks: int, stage: int | None = None, autotp: bool = True
+) -> dict[str, Any]:
+    """The case's JSON for so many ranks or devices, which share the same rows.
+
+    Args:
+        case: of `CASES`.
+        ranks: number of them.
+        stage: a ZeRO stage other than the case's.
+        autotp: whether ``case["tp"]`` of them share each row's work.
+    """
+    replicas = ranks // case["tp"] if autotp else ranks
+    config = case["config"] | {"train_micro_batch_size_per_gpu": ROWS // replicas}
+    if not autotp:
+        config.pop("tensor_parallel", None)
     if stage is not None:
         config["zero_optimization"] = config["zero_optimization"] | {"stage": stage}
     return config

@@ -16,14 +16,16 @@ import torch
 from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
 
-from tests.interchange.cases import CASES, CLIENT_STATE, config_of, model_of, run_order
+from tests.interchange.cases import CASES, CLIENT_STATE, LIVE, config_of, model_of, run_order
 from tests.oracle.model import ROWS
 
 
 def run(order: dict[str, Any]) -> dict[str, Any]:
     """Trains from `start`, or from the checkpoint; what a script sees of it."""
-    case, rank, ranks = CASES[order["case"]], comm.get_rank(), comm.get_world_size()
-    rows = slice(rank * ROWS // ranks, (rank + 1) * ROWS // ranks)
+    case, rank, ranks = (CASES | LIVE)[order["case"]], comm.get_rank(), comm.get_world_size()
+    # Ranks that share a row's work come one after the other.
+    mine, replicas = rank // case["tp"], ranks // case["tp"]
+    rows = slice(mine * ROWS // replicas, (mine + 1) * ROWS // replicas)
     model, groups = model_of(case)
     config = config_of(case, ranks=ranks, stage=order["stage"])
     if order["universal"]:

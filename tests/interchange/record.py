@@ -25,6 +25,7 @@ TAG = f"global_step{SAVED_AFTER}"
 def order(case: str, *, start: int, steps: int, **more: Any) -> dict[str, Any]:
     """What one run is to do; see `deepspeed_rank`."""
     quiet = {"load": None, "save": None, "save_at": None, "universal": False, "stage": None}
+    quiet["autotp"] = False
     return quiet | {"case": case, "start": start, "steps": steps} | more
 
 

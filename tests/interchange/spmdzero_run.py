@@ -25,7 +25,7 @@ def train(order: dict[str, Any], devices: int) -> dict[str, Any]:
 
     case = CASES[order["case"]]
     model, groups = model_of(case)
-    config = config_of(case, ranks=devices, stage=order["stage"])
+    config = config_of(case, ranks=devices, stage=order["stage"], autotp=order["autotp"])
     config |= {"spmd": {"min_shard_elements": 64}}
     engine, *_ = spmdzero.initialize(model=model, model_parameters=groups, config=config)
 

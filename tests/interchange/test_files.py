@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,25 @@ import numpy as np
 import pytest
 import torch
 
+from spmdzero.config import load_config
+from spmdzero.engine._tensor_axis import autotp_parts
 from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
 from spmdzero.formats import TrainingState, open_state
-from spmdzero.formats.deepspeed import Target, read, write_regular, write_universal
+from spmdzero.formats.deepspeed import (
+    ALONE,
+    Target,
+    TensorParallel,
+    read,
+    write_regular,
+    write_universal,
+)
 from spmdzero.formats.deepspeed._pickles import read_pt
-from tests.interchange.cases import CASES, model_of
+from spmdzero.formats.deepspeed._splits import Split, SplitError, read_split
+from tests.interchange.cases import CASES, config_of, model_of
 from tests.interchange.record import TAG
 from tests.interchange.test_read import RECORDED, UNIVERSALS
+
+AUTOTP = "z2_w4_fp32_tp2"
 
 
 def tag_of(name: str) -> str:
@@ -84,18 +97,24 @@ def test_what_is_written_as_universal_is_read_back_bit_for_bit(tmp_path: Path) -
         assert_same(state, read(tmp_path / "tag"))
 
 
-@pytest.mark.parametrize("name", ["z2_w4_bf16_frozen", *(n for n in CASES if n[:2] == "z3")])
+@pytest.mark.parametrize(
+    "name", ["z2_w4_bf16_frozen", AUTOTP, *(n for n in CASES if n[:2] == "z3")]
+)
 def test_written_rank_files_are_those_that_deepspeed_wrote(tmp_path: Path, name: str) -> None:
     config, ranks = CASES[name]["config"], CASES[name]["ranks"]
-    stage = config["zero_optimization"]["stage"]
-    target = Target(state=opened(name), ranks=ranks, stage=stage, config=config)
+    stage, shared = config["zero_optimization"]["stage"], ALONE
+    if name == AUTOTP:
+        ranks, shared = ranks // CASES[name]["tp"], of_autotp()
+    target = Target(
+        state=opened(name), ranks=ranks, stage=stage, config=config, tensor_parallel=shared
+    )
     write_regular(target, tmp_path / TAG)
     theirs = RECORDED / name / TAG
     assert {p.name for p in theirs.iterdir()} == {p.name for p in (tmp_path / TAG).iterdir()}
     for file in sorted(theirs.iterdir()):
         # Settings that DeepSpeed takes from its config when a file doesn't have them.
-        left_out = {"clip_grad", "ds_config"}
-        if "_rank_0_" not in file.name:
+        left_out = {"clip_grad", "ds_config", "affine_map"}
+        if "_rank_0_" not in file.name and "mp_rank_00_model" not in file.name:
             # The first rank alone of DeepSpeed's looks which parameters are tied.
             left_out.add("shared_params")
         assert_same_content(read_pt(tmp_path / TAG / file.name), read_pt(file), left_out, file.name)
@@ -228,17 +247,89 @@ def test_numpys_numbers_and_arrays_are_read_and_nothing_else_of_numpys(tmp_path:
 
 
 def test_another_parallelism_is_refused_by_name(tmp_path: Path) -> None:
-    for file, reason in {
-        "zero_pp_rank_0_mp_rank_01_model_states.pt": "tensor parallelism",
-        "mp_rank_01_model_states.pt": "tensor parallelism",
-        "layer_00-model_00-model_states.pt": "pipeline parallelism",
-    }.items():
-        shutil.copytree(RECORDED / "z2_w2_fp16" / TAG, tmp_path / file)
-        (tmp_path / file / file).touch()
-        with pytest.raises(SpmdZeroCheckpointError, match=reason) as caught:
-            read(tmp_path / file)
-        named = "_consolidated_16bit_state_dict" in str(caught.value)
-        assert named == reason.startswith("tensor")
+    shutil.copytree(RECORDED / "z2_w2_fp16" / TAG, tmp_path / "tag")
+    (tmp_path / "tag" / "layer_00-model_00-model_states.pt").touch()
+    with pytest.raises(SpmdZeroCheckpointError, match="pipeline parallelism"):
+        read(tmp_path / "tag")
+
+
+def of_autotp() -> TensorParallel:
+    """How the recorded run splits its weights, by the engine's rules for the same JSON."""
+    case = CASES[AUTOTP]
+    config = load_config(config_of(case, ranks=case["ranks"]))
+    return autotp_parts(config, model_of(case)[0], size=case["tp"])
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_what_is_written_for_autotp_is_read_back_bit_for_bit(tmp_path: Path, stage: int) -> None:
+    state = opened(AUTOTP)
+    for ranks in (1, 3):
+        target = Target(state=state, ranks=ranks, stage=stage, tensor_parallel=of_autotp())
+        write_regular(target, tmp_path / "tag")
+        assert_same(state, read(tmp_path / "tag").checked())
+    write_universal(dataclasses.replace(target, stage=min(stage, 2)), tmp_path / "universal")
+    assert_same(state, read(tmp_path / "universal").checked())
+
+
+def test_a_fused_weight_of_autotp_is_joined_from_its_two_halves() -> None:
+    whole = opened(AUTOTP).tensors["parameter/down.weight"]
+    parts = [
+        torch.load(RECORDED / AUTOTP / TAG / f"mp_rank_0{rank}_model_states.pt")["module"]
+        for rank in range(2)
+    ]
+    first, second = (part["down.weight"] for part in parts)
+    # Columns 0 to 24 and 50 to 74 are the first rank's.
+    rows = [first[:, :25], second[:, :25], first[:, 25:], second[:, 25:]]
+    assert torch.equal(whole.whole(), torch.cat(rows, 1))
+    assert torch.equal(whole.read(((3, 9), (20, 60))), torch.cat(rows, 1)[3:9, 20:60])
+
+
+def altered(folder: Path, file: str, change: Callable[[dict[str, Any]], object]) -> None:
+    content = torch.load(folder / file, weights_only=False)
+    change(content)
+    torch.save(content, folder / file)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        (1, None, "there is no such file"),
+        (0, lambda c: c.pop("universal_checkpoint_info"), "doesn't say how weights are split"),
+        (1, lambda c: c["module"].pop("place"), "no place, which rank 0 has"),
+        (1, lambda c: c["module"].pop("up.bias"), r"fp32 of up.bias .* not in the model's file"),
+        (
+            1,
+            lambda c: c["module"]["place"].add_(0.5),
+            r"parameter/place is the same on each .* rank 1 differs from rank 0's by 0.5",
+        ),
+    ],
+)
+def test_parts_of_autotp_that_dont_fit_are_refused(
+    tmp_path: Path, file: int, change: Any, words: str
+) -> None:
+    shutil.copytree(RECORDED / AUTOTP / TAG, tmp_path / "tag")
+    name = f"mp_rank_0{file}_model_states.pt"
+    if change is None:
+        (tmp_path / "tag" / name).unlink()
+    else:
+        altered(tmp_path / "tag", name, change)
+    with pytest.raises(SpmdZeroCheckpointError, match=words):
+        read(tmp_path / "tag").checked()
+
+
+def test_shapes_that_are_no_parts_of_one_weight_are_refused_with_the_numbers() -> None:
+    file = RECORDED / AUTOTP / TAG / "mp_rank_00_model_states.pt"
+    info = torch.load(file, weights_only=False)["universal_checkpoint_info"]
+    for name, shapes, words in (
+        ("down.weight", [(24, 50), (24, 40)], r"dim 1, .* \[24, 50\] and \[24, 40\] .*\[24, 100\]"),
+        ("head.weight", [(48, 24), (48, 20)], r"dim 0, .* \[48, 24\] and \[48, 20\] .*\[96, 24\]"),
+        ("norm.weight", [(24,), (12,)], r"the same on each rank, .* \[24\] and \[12\]"),
+    ):
+        with pytest.raises(SplitError, match=words):
+            read_split(info, name, shapes)
+    # A run that can't share a dim equally gives its first ranks more.
+    split = read_split(info, "head.weight", [(49, 24), (47, 24)])
+    assert split == Split(dim=0, widths=((49, 47),))
 
 
 def test_what_doesnt_fit_in_the_files_of_stage_3_is_said(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 python -m tests.jax_backend.clients_of_long_rows [CLIENT ...]
 
 accelerate and transformers are told by their own `ParallelismConfig`, Lightning by DeepSpeed's key.
+The "keyed" former two are told by that key alone.
 """
 
 import json
@@ -24,6 +25,8 @@ CONFIG: dict[str, Any] = {
     "zero_optimization": {"stage": 2},
     "spmd": {"min_shard_elements": 64},
 }
+
+KEYED = CONFIG | {"sequence_parallel_size": SHARED}
 
 
 def model() -> Any:
@@ -75,7 +78,7 @@ def require_axes(engine: Any) -> None:
     assert engine.train_batch_size() == ROWS
 
 
-def with_trainer() -> list[float]:
+def with_trainer(*, keyed: bool = False) -> list[float]:
     """By transformers' Trainer, in the order of the rows."""
     from transformers import Trainer, TrainingArguments
 
@@ -85,11 +88,12 @@ def with_trainer() -> list[float]:
 
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            output_dir=folder, deepspeed=CONFIG, per_device_train_batch_size=ROWS,
-            per_device_eval_batch_size=ROWS, num_train_epochs=1, learning_rate=LR,
+            output_dir=folder, deepspeed=KEYED if keyed else CONFIG,
+            per_device_train_batch_size=ROWS, per_device_eval_batch_size=ROWS,
+            num_train_epochs=1, learning_rate=LR,
             lr_scheduler_type="constant", logging_steps=1, report_to=[], max_grad_norm=0.0,
             save_strategy="no", disable_tqdm=True, optim="adamw_torch", remove_unused_columns=False,
-            parallelism_config=shared_rows(),
+            parallelism_config=None if keyed else shared_rows(),
         )  # fmt: skip
         found = InOrder(model(), arguments, train_dataset=rows(), eval_dataset=rows()[:11])
         found.train()
@@ -136,6 +140,27 @@ def with_accelerate() -> list[float]:
     return losses
 
 
+def with_keyed_accelerate() -> list[float]:
+    """By accelerate's plain loop, whose config has DeepSpeed's key."""
+    from accelerate import Accelerator, DeepSpeedPlugin
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=KEYED))
+    module, losses = model(), []
+    adam = torch.optim.AdamW(module.parameters(), lr=LR, weight_decay=0.0)
+    engine, adam, loader = accelerator.prepare(module, adam, batches())
+    require_axes(engine)
+    assert len(loader) == STEPS
+    for batch in loader:
+        adam.zero_grad()
+        loss = engine(**batch).loss
+        accelerator.backward(loss)
+        adam.step()
+        losses.append(loss.item())
+    return losses
+
+
 def with_lightning() -> list[float]:
     """By Lightning's Trainer, with DeepSpeed's key."""
     import lightning
@@ -172,7 +197,13 @@ def main(*clients: str) -> None:
     from spmdzero.integrations import install
 
     install()
-    trained = {"trainer": with_trainer, "accelerate": with_accelerate, "lightning": with_lightning}
+    trained = {
+        "trainer": with_trainer,
+        "accelerate": with_accelerate,
+        "lightning": with_lightning,
+        "keyed trainer": lambda: with_trainer(keyed=True),
+        "keyed accelerate": with_keyed_accelerate,
+    }
     found = {client: trained[client]() for client in clients or trained}
     print(json.dumps({"plain": plain(model(), batches())} | found))
 

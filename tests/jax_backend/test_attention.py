@@ -37,10 +37,10 @@ def lowered_for_tpu(
         found = probe(*map(probe.batch, tensors))
         assert [call.plain_because for call in probe.region.attention] == [*calls]
         graph, leaves = Graph.of([value_of(tensor) for tensor in found])
-    # As `compilations.lower` does, for a platform that isn't here.
-    with wide_numbers(), jax.default_matmul_precision("highest"):
-        traced = jax.jit(function_of(graph, mesh.devices)).trace(*(v.array for v in leaves))
-        return traced.lower(lowering_platforms=("tpu",)).as_text()
+        # As `compilations.lower` does, for a platform that isn't here.
+        with wide_numbers(), jax.default_matmul_precision("highest"):
+            traced = jax.jit(function_of(graph, mesh.devices)).trace(*(v.array for v in leaves))
+            return traced.lower(lowering_platforms=("tpu",)).as_text()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -45,7 +45,12 @@ def test_clients_count_the_replicas_of_a_mesh_whose_devices_share_weights(kind: 
 
 
 @pytest.mark.parametrize(
-    "clients", [("accelerate",), pytest.param(CLIENTS, marks=pytest.mark.slow)], ids=len
+    "clients",
+    [
+        ("accelerate",),
+        pytest.param((*CLIENTS, "keyed trainer", "keyed accelerate"), marks=pytest.mark.slow),
+    ],
+    ids=len,
 )
 def test_clients_let_devices_share_rows_by_their_own_words(clients: tuple[str, ...]) -> None:
     module = "tests.jax_backend.clients_of_long_rows"

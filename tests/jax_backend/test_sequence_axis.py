@@ -80,6 +80,19 @@ def test_attention_gets_whole_rows_by_all_to_alls_and_nothing_is_gathered(shared
     assert {c.kind for c in within} == {"all-to-all", "all-reduce"}
 
 
+def test_the_fused_loss_is_computed_of_each_devices_own_positions(alone: list[float]) -> None:
+    engine = started(MESH, spmd={"fused_loss": True})
+    assert_same(trained(engine), alone)
+    with spmdzero.record_ledgers(engine) as ledgers:
+        engine.train_batch(iter([batch(9)]))
+    ledger = ledgers.boundary
+    assert ledger.activations == ()
+    within = ledger.of_role("sequence")
+    assert {c.kind for c in within} == {"all-to-all", "all-reduce"}
+    sums = [c.shape for c in within if c.kind == "all-reduce" and not c.is_scalar]
+    assert Counter(sums) == Counter(tuple(p.shape) for p in engine.module.parameters())
+
+
 def test_masks_and_shifted_labels_are_those_of_whole_rows() -> None:
     found = []
     for mesh in ({"fsdp": 8}, {"fsdp": 2, "sequence": 4}):

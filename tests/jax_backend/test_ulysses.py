@@ -151,6 +151,47 @@ def test_what_the_registration_and_initialize_refuse() -> None:
         spmdzero.initialize(model=llama(), config=config, mpu=object())
 
 
+def test_mesh_param_makes_the_axes_and_the_group() -> None:
+    from spmdzero.utils import groups
+
+    config = config_of({"fsdp": 4})
+    config["spmd"]["mesh"] = {"fsdp": -1}
+    engine, *_ = spmdzero.initialize(model=llama(), config=config, mesh_param=(4, 2))
+    assert dict(engine.mesh.spec.axes) == {"fsdp": 4, "sequence": 2}
+    assert (engine.dp_world_size, engine.sequence_parallel_size) == (4, 2)
+    # DeepSpeed's scripts ask for the group once the engine is there.
+    assert engine.get_sequence_parallel_group() is groups._get_sequence_parallel_group()
+    assert groups._get_sequence_parallel_world_size() == 2
+    alone, *_ = spmdzero.initialize(
+        model=llama(), config=config | {"train_micro_batch_size_per_gpu": 1}, mesh_param=(8, 1)
+    )
+    assert dict(alone.mesh.spec.axes) == {"fsdp": 8}
+    keys = {"data_parallel_size": 4, "sequence_parallel_size": 2}
+    by_keys, *_ = spmdzero.initialize(model=llama(), config=config | keys)
+    assert by_keys.mesh.spec == engine.mesh.spec
+
+
+@pytest.mark.parametrize(
+    ("asked", "more", "said"),
+    [
+        ((2, 2), {}, r"multiply to 4, there are 8 devices"),
+        ((8,), {}, r"mesh_param=\(8,\)\): it is \(data_parallel, sequence_parallel\)"),
+        ((4, 0), {}, r"\(data_parallel, sequence_parallel\).* such as \(2, 4\)"),
+        ((4, 2), {"sequence_parallel_size": 4}, r"= 4: mesh_param=\(4, 2\) says 2"),
+        ((4, 2), {"data_parallel_size": 2}, r"= 2: mesh_param=\(4, 2\) says 4"),
+        ((4, 2), {"spmd": {"mesh": {"fsdp": 8}}}, r"data_parallel_size = 4: .*'fsdp': 8"),
+        ((4, 2), {"spmd": {"mesh": {"data": 3, "fsdp": -1}}}, r"size = 4: .*'data': 3"),
+    ],
+)
+def test_a_mesh_param_that_does_not_fit_is_refused_with_the_numbers(
+    asked: Any, more: dict[str, Any], said: str
+) -> None:
+    config = config_of({"fsdp": 4})
+    config["spmd"]["mesh"] = {"fsdp": -1}
+    with pytest.raises((SpmdZeroConfigError, SpmdZeroUsageError), match=said):
+        spmdzero.initialize(model=llama(), config=config | more, mesh_param=asked)
+
+
 def test_the_command_line_may_name_the_config(tmp_path: Path) -> None:
     file = tmp_path / "ds_config.json"
     config = config_of({"fsdp": 4})

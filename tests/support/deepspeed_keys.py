@@ -44,7 +44,7 @@ MODELS = {
     **{name: field.annotation for name, field in DeepSpeedMonitorConfig.model_fields.items()},
 }
 # Read only when a feature is on; the recording run turns nothing on.
-READ_ELSEWHERE = ["allgather_size", "sequence_parallel_size"]
+READ_ELSEWHERE = ["allgather_size", "data_parallel_size", "sequence_parallel_size"]
 SECTIONS = [
     "activation_checkpointing",
     "aio",

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from spmdzero.backend.attention import AttentionKernels
+from spmdzero.backend.forms._row_parts import rows_in_parts
 from spmdzero.backend.jax import _host
 from spmdzero.backend.jax._attention import KERNELS
 from spmdzero.backend.jax._dispatch import value_of
@@ -67,6 +68,7 @@ class JaxAround:
         """Context around a forward in the region."""
         with (
             _inside(),
+            self._in_parts(),
             self._kernels() as kernels,
             _autocast(self._autocast),
             # Inside the loops, because recomputation concerns a part of a loop's body.
@@ -103,8 +105,11 @@ class JaxAround:
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
         """Context around the backward of a forward in the region."""
-        with _inside(), self._kernels():
+        with _inside(), self._in_parts(), self._kernels():
             yield
+
+    def _in_parts(self) -> contextlib.AbstractContextManager[None]:
+        return rows_in_parts(1 if self._rows is None else self._rows.parts)
 
     def _kernels(self) -> AttentionKernels:
         return AttentionKernels(self._attention, KERNELS, owner=self._module, rows=self._rows)

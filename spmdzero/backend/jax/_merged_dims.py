@@ -32,6 +32,7 @@ _ALONG = {
     "aten._log_softmax_backward_data.default": (2,),
     "aten._softmax.default": (1,),
     "aten._softmax_backward_data.default": (2,),
+    "aten.amax.default": (1,),
     "aten.gather.default": (1,),
     "aten.scatter.value": (1,),
     "aten.scatter.src": (1,),

@@ -27,10 +27,13 @@ class SharedRows:
 
     Args:
         mesh: the devices, with an axis ``sequence``.
+
+    Attributes:
+        parts: number of devices that share a row.
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
-        self._mesh, self._parts = mesh, mesh.spec.sequence
+        self._mesh, self.parts = mesh, mesh.spec.sequence
 
     def attend(self, attention: Callable[..., Any], *tensors: torch.Tensor, **more: Any) -> Any:
         """The output of `attention`, as torch's, of query, key and value.
@@ -39,7 +42,7 @@ class SharedRows:
             ReplicaRegionError: the devices can't share the heads.
         """
         query, key, value = tensors
-        if query.dim() != 4 or query.shape[_POSITIONS] % self._parts:
+        if query.dim() != 4 or query.shape[_POSITIONS] % self.parts:
             return attention(query, key, value, **more)
         key, value = (self._repeated(each, query) for each in (key, value))
         query, key, value = self._with_whole_rows(query, key, value)
@@ -54,13 +57,13 @@ class SharedRows:
             (
                 n
                 for n in range(1, heads // own + 1)
-                if own * n % self._parts == 0 == heads % (own * n)
+                if own * n % self.parts == 0 == heads % (own * n)
             ),
             0,
         )
-        if not times or heads % self._parts:
+        if not times or heads % self.parts:
             raise ReplicaRegionError(
-                f"attention of {heads} heads, and {own} of keys and values, on {self._parts} "
+                f"attention of {heads} heads, and {own} of keys and values, on {self.parts} "
                 "devices that share its rows: they can't share the heads. Choose a size of the "
                 f"mesh axis sequence that divides {heads}"
             )
@@ -71,7 +74,7 @@ class SharedRows:
         if len({tensor.shape[_POSITIONS:] for tensor in tensors}) > 1:
             return [self._moved(each, there=_HEADS, back=_POSITIONS) for each in tensors]
         # Heads by device: `[batch, devices, heads, length, width]`.
-        apart = [tensor.unflatten(_HEADS, (self._parts, -1)) for tensor in tensors]
+        apart = [tensor.unflatten(_HEADS, (self.parts, -1)) for tensor in tensors]
         joined = self._moved(torch.cat(apart, _HEADS + 1), there=_HEADS, back=_POSITIONS + 1)
         moved = joined.split([each.shape[_HEADS + 1] for each in apart], _HEADS + 1)
         return [each.flatten(_HEADS, _HEADS + 1) for each in moved]
@@ -80,7 +83,7 @@ class SharedRows:
         return cast(torch.Tensor, _Moved.apply(self._divided, tensor, there, back))
 
     def _divided(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        if tensor.shape[dim] % self._parts:
+        if tensor.shape[dim] % self.parts:
             return tensor
         devices = self._mesh.devices
 

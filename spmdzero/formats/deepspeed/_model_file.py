@@ -10,7 +10,10 @@ import torch
 from spmdzero.formats._state import StoredTensor
 from spmdzero.formats.deepspeed._pickles import damaged, read_pt
 
-MODEL_FILE = "mp_rank_00_model_states.pt"
+
+def model_file(rank: int = 0) -> str:
+    """The name of the file of a model-parallel rank, which has its weights below stage 3."""
+    return f"mp_rank_{rank:02d}_model_states.pt"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,11 @@ class ModelFile:
         )
 
     @property
+    def model_ranks(self) -> int:
+        """Number of model-parallel ranks of the run that wrote it; each has a part of a weight."""
+        return int(self.content.get("mp_world_size") or 1)
+
+    @property
     def trained(self) -> list[dict[str, tuple[int, ...]]] | None:
         """See `trained_shapes`."""
         return trained_shapes(self.content)
@@ -80,29 +88,15 @@ class ModelFile:
         return named | {f"buffer/{name}": tensor for name, tensor in self.buffers.items()}
 
 
-MERGE = (
-    "spmdzero doesn't put the parts of ranks together. Load it into DeepSpeed with the same "
-    "autotp_size, and save what engine._consolidated_16bit_state_dict() gives on rank 0: the whole "
-    "weights, without optimizer states, for model.load_state_dict before initialize"
-)
-"""What to do with a checkpoint of DeepSpeed's AutoTP."""
-
-
 def model_content(path: Path) -> dict[str, Any]:
     """The content of a model's file.
 
     Raises:
-        SpmdZeroCheckpointError: it can't be read, or a parallelism other than over data wrote it.
+        SpmdZeroCheckpointError: it can't be read, or holds no model.
     """
     content = read_pt(path)
     if not isinstance(content, dict) or not isinstance(content.get("module"), dict):
         raise damaged(path, "it holds no DeepSpeed model (no 'module')")
-    if content.get("mp_world_size", 1) != 1:
-        raise damaged(
-            path,
-            f"tensor parallelism over {content['mp_world_size']} ranks wrote it",
-            MERGE,
-        )
     return content
 
 

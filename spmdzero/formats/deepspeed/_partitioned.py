@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,20 +13,16 @@ from spmdzero.formats.deepspeed._flat import PartitionedGroup
 from spmdzero.formats.deepspeed._model_file import ModelFile, model_content, trained_shapes
 from spmdzero.formats.deepspeed._optimizer import MASTER, STEP, SavedOptimizer
 from spmdzero.formats.deepspeed._pickles import damaged, read_pt
-from spmdzero.formats.deepspeed._rank_files import every_rank, rank_files
+from spmdzero.formats.deepspeed._rank_files import every_rank, rank_file, rank_files
 from spmdzero.formats.deepspeed._universal import STATES, read_universal, universal_states
 
 FLAT_GROUPS, BASE = "fp32_flat_groups", "optimizer_state_dict"
-_MODEL_FILE = re.compile(r"zero_pp_rank_(\d+)_mp_rank_00_model_states\.pt")
 
 
-def model_files(folder: Path) -> dict[int, Path]:
-    """Rank -> the file with its part of the model, in order."""
-    return rank_files(folder, _MODEL_FILE)
-
-
-def read_partitioned(folder: Path) -> tuple[ModelFile, SavedOptimizer | None]:
-    """The model and the optimizer that the ranks' files hold together.
+def read_partitioned(
+    folder: Path, *, model_rank: int = 0
+) -> tuple[ModelFile, SavedOptimizer | None]:
+    """The model and the optimizer that the files of a model-parallel rank hold together.
 
     A stage 3 file holds only a parameter's master: its values, cast to the dtype in which the
     parameter trains, become the parameter.
@@ -35,16 +30,28 @@ def read_partitioned(folder: Path) -> tuple[ModelFile, SavedOptimizer | None]:
     Raises:
         SpmdZeroCheckpointError: a rank's file is missing, can't be read, or doesn't fit the others.
     """
-    found = model_files(folder)
+    of_model: Any = {"states": "model", "model_rank": model_rank}
+    found = rank_files(folder, **of_model)
+    if not found:
+        raise damaged(
+            folder / rank_file(0, **of_model), "there is no such file, and the checkpoint needs it"
+        )
     first = model_content(next(iter(found.values())))
-    ranks = int(first.get("dp_world_size") or len(found))
-    models = every_rank(found, ranks, folder / "zero_pp_rank_{}_mp_rank_00_model_states.pt")
+    models = every_rank(folder, first.get("dp_world_size"), **of_model)
+    ranks = len(models)
     contents = [model_content(file) for file in models]
     trained = trained_shapes(contents[0])
     if trained is None:
         return _model(models, contents, {}), None
     shapes = {name: shape for group in trained for name, shape in group.items()}
     if (folder / STATES).is_dir():
+        if int(first.get("mp_world_size") or 1) > 1:
+            raise damaged(
+                models[0],
+                f"it is a universal checkpoint of stage 3 over {first['mp_world_size']} "
+                "model-parallel ranks, whose weights are in no file of a rank",
+                "Load the checkpoint from which DeepSpeed's converter made it",
+            )
         states = universal_states(folder, trained)
         masters = {
             name: dataclasses.replace(StoredTensor.of(states[name][MASTER]), shape=shape)
@@ -53,8 +60,7 @@ def read_partitioned(folder: Path) -> tuple[ModelFile, SavedOptimizer | None]:
         model = _model(models, contents, masters)
         return model, read_universal(folder, model, states)
     groups = [PartitionedGroup(shapes=group, ranks=ranks) for group in trained]
-    called = folder / "zero_pp_rank_{}_mp_rank_00_optim_states.pt"
-    files = every_rank(rank_files(folder), ranks, called)
+    files = every_rank(folder, ranks, model_rank=model_rank)
     optimizers = [_optimizer_state(file, groups) for file in files]
     masters = {
         name: group.stored(name, [state[FLAT_GROUPS][index] for state in optimizers])

@@ -10,45 +10,59 @@ from spmdzero.formats.deepspeed._model_file import ModelFile
 from spmdzero.formats.deepspeed._optimizer import MASTER, STEP, SavedOptimizer
 from spmdzero.formats.deepspeed._pickles import damaged, read_pt
 
-RANK_FILE = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_00_?optim_states\.pt")
 _MASTERS = "single_partition_of_fp32_groups"
 
 
-def rank_files(folder: Path, named: re.Pattern[str] = RANK_FILE) -> dict[int, Path]:
-    """Rank -> its file, in order; by default the one with its part of the optimizer."""
+def rank_files(folder: Path, *, states: str = "optim", model_rank: int = 0) -> dict[int, Path]:
+    """Data-parallel rank -> its file of a kind of `states`, in order.
+
+    Args:
+        folder: of the tag.
+        states: "optim" for its part of the optimizer, "model" for that of the model at stage 3.
+        model_rank: the model-parallel rank.
+    """
+    named = re.compile(
+        rf"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_{model_rank:02d}_?{states}_states\.pt"
+    )
     found = ((named.fullmatch(path.name), path) for path in folder.iterdir())
     return dict(sorted((int(name[1]), path) for name, path in found if name))
 
 
-def every_rank(found: Mapping[int, Path], ranks: int, called: Path) -> list[Path]:
-    """The files of all ranks that saved, in order.
+def rank_file(rank: int | str, *, states: str = "optim", model_rank: int = 0) -> str:
+    """The name of such a file."""
+    return f"zero_pp_rank_{rank}_mp_rank_{model_rank:02d}_{states}_states.pt"
+
+
+def every_rank(
+    folder: Path, ranks: int | None, *, states: str = "optim", model_rank: int = 0
+) -> list[Path]:
+    """The files of all data-parallel ranks that saved, in order.
 
     Args:
-        found: rank -> its file.
-        ranks: number of ranks that saved.
-        called: the name of such a file, with ``{}`` for the rank.
+        folder, states, model_rank: as of `rank_files`.
+        ranks: number of ranks that saved; None for those whose files there are.
 
     Raises:
         SpmdZeroCheckpointError: a file is missing.
     """
+    found = rank_files(folder, states=states, model_rank=model_rank)
+    ranks = ranks or len(found)
     for rank in range(ranks):
         if rank not in found:
             raise damaged(
-                called.with_name(called.name.format(rank)),
+                folder / rank_file(rank, states=states, model_rank=model_rank),
                 f"the file of rank {rank} is missing, {ranks} ranks saved",
             )
     return [found[rank] for rank in range(ranks)]
 
 
-def read_ranks(folder: Path, model: ModelFile) -> SavedOptimizer:
-    """The masters and the optimizer states that the ranks' files hold together.
+def read_ranks(folder: Path, model: ModelFile, *, model_rank: int = 0) -> SavedOptimizer:
+    """The masters and the optimizer states that the files of a model-parallel rank hold together.
 
     Raises:
         SpmdZeroCheckpointError: a rank's file is missing, can't be read, or doesn't fit the others.
     """
-    found = rank_files(folder)
-    expected = int(model.content.get("dp_world_size") or len(found))
-    files = every_rank(found, expected, folder / "zero_pp_rank_{}_mp_rank_00_optim_states.pt")
+    files = every_rank(folder, model.content.get("dp_world_size"), model_rank=model_rank)
     ranks = [_optimizer_state(file) for file in files]
     saved = SavedOptimizer(model=model, scaler=ranks[0].get("loss_scaler"))
     for index, shapes in enumerate(model.trained or ()):

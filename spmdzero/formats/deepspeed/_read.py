@@ -1,32 +1,32 @@
 """Reads a folder that DeepSpeed wrote into a `TrainingState`."""
 
+import re
 from pathlib import Path
 
-from spmdzero.formats._state import TrainingState
+from spmdzero.formats._state import StoredTensor, TrainingState
 from spmdzero.formats.deepspeed._host import host_state
-from spmdzero.formats.deepspeed._model_file import MERGE, MODEL_FILE, ModelFile
+from spmdzero.formats.deepspeed._model_file import ModelFile, model_file
+from spmdzero.formats.deepspeed._model_ranks import ModelRanks
 from spmdzero.formats.deepspeed._optimizer import Order, SavedOptimizer
-from spmdzero.formats.deepspeed._partitioned import model_files, read_partitioned
+from spmdzero.formats.deepspeed._partitioned import read_partitioned
 from spmdzero.formats.deepspeed._pickles import damaged
 from spmdzero.formats.deepspeed._rank_files import rank_files, read_ranks
 from spmdzero.formats.deepspeed._universal import STATES, read_universal, universal_states
 from spmdzero.formats.deepspeed._unsharded import read_unsharded
 
 _OTHER_KINDS = {
-    "*mp_rank_01_model_states.pt": (
-        "tensor parallelism wrote it",
-        MERGE,
-    ),
     "layer_*model_states.pt": (
         "pipeline parallelism or a mixture of experts wrote it",
         "spmdzero is data-parallel: save the model from DeepSpeed as one state dict",
     ),
 }
 
+_MODEL_RANK = re.compile(r"mp_rank_(\d+)")
+
 
 def recognises(folder: Path) -> bool:
     """Whether DeepSpeed wrote the folder of a tag, in any of its formats."""
-    patterns = (MODEL_FILE, *_OTHER_KINDS, "*zero_pp_rank_*_states.pt")
+    patterns = (model_file(), *_OTHER_KINDS, "*zero_pp_rank_*_states.pt")
     return any(next(folder.glob(pattern), None) for pattern in patterns)
 
 
@@ -34,7 +34,7 @@ def read(folder: Path, order: Order | None = None) -> TrainingState:
     """The state in the folder of a tag that DeepSpeed wrote: regular or universal, at any stage.
 
     Every file is opened and its checksums are compared. Tensors are mapped, and read when they are
-    asked for.
+    asked for. What AutoTP has split over its ranks is joined.
 
     Args:
         folder: `<save_dir>/<tag>`.
@@ -49,24 +49,48 @@ def read(folder: Path, order: Order | None = None) -> TrainingState:
         other = next(folder.glob(pattern), None)
         if other is not None:
             raise damaged(other, reason, fix)
-    whole = (folder / MODEL_FILE).is_file() or not model_files(folder)
-    model, saved = _read_whole(folder, order) if whole else read_partitioned(folder)
+    first = _read_rank(folder, order, 0)
+    found = [first, *(_read_rank(folder, order, n) for n in range(1, first[0].model_ranks))]
+    ranks = ModelRanks([model for model, _ in found])
+    model = ranks.model()
+    saved = ranks.optimizer([each for _, each in found])
+    if saved is None and _is_universal(folder) and model.trained is not None:
+        saved = read_universal(folder, model, universal_states(folder, model.trained))
+    states = [_tensors(*each) for each in found]
     return TrainingState(
-        tensors=model.tensors() | (saved.tensors if saved else {}),
+        tensors=_tensors(model, saved),
         host=host_state(model, saved),
         source=str(model.path),
+        check=ranks.check_copies({k: [each[k] for each in states] for k in states[0]}),
     )
 
 
-def _read_whole(folder: Path, order: Order | None) -> tuple[ModelFile, SavedOptimizer | None]:
-    """The model and the optimizer of stages 0 to 2, where one file has the whole parameters."""
-    model = ModelFile.read(folder / MODEL_FILE)
-    if (folder / STATES).is_dir():
+def _tensors(model: ModelFile, saved: SavedOptimizer | None) -> dict[str, StoredTensor]:
+    return model.tensors() | (saved.tensors if saved else {})
+
+
+def _is_universal(folder: Path) -> bool:
+    return (folder / STATES).is_dir()
+
+
+def _read_rank(
+    folder: Path, order: Order | None, model_rank: int
+) -> tuple[ModelFile, SavedOptimizer | None]:
+    """The model and the optimizer of one model-parallel rank.
+
+    The universal format's optimizer is whole, and is read by `read` below stage 3.
+    """
+    path = folder / model_file(model_rank)
+    if not path.is_file() and rank_files(folder, states="model"):
+        return read_partitioned(folder, model_rank=model_rank)
+    # Below stage 3 a model-parallel rank has one file with its parameters.
+    model = ModelFile.read(path)
+    if _is_universal(folder):
         if model.trained is None:
             raise damaged(model.path, "it names no trained parameters (param_shapes)")
-        return model, read_universal(folder, model, universal_states(folder, model.trained))
+        return model, None
     if model.trained is not None:
-        return model, read_ranks(folder, model)
+        return model, read_ranks(folder, model, model_rank=model_rank)
     if model.content.get("optimizer") is not None:
         return model, read_unsharded(model, order)
     return model, None
@@ -83,16 +107,33 @@ def newest_complete(folder: Path, *, but: str | None = None) -> str | None:
 
 def _models(path: Path) -> list[Path]:
     """The files with the model; stage 3 has one for each rank."""
-    whole = path / MODEL_FILE
-    return [whole] if whole.is_file() else list(model_files(path).values())
+    whole = [path / model_file(rank) for rank in _model_ranks(path)]
+    if whole and whole[0].is_file():
+        return whole
+    return [
+        file
+        for rank in _model_ranks(path)
+        for file in rank_files(path, states="model", model_rank=rank).values()
+    ]
+
+
+def _model_ranks(path: Path) -> range:
+    """The model-parallel ranks of which there are files."""
+    names = (_MODEL_RANK.search(file.name) for file in path.glob("*mp_rank_*_states.pt"))
+    return range(1 + max((int(found[1]) for found in names if found), default=-1))
 
 
 def _is_whole(path: Path) -> bool:
     if not path.is_dir() or not _models(path):
         return False
-    each = [rank_files(path)]
-    if not (path / MODEL_FILE).is_file():
-        each.append(model_files(path))
-        if not (path / STATES).is_dir() and len(each[0]) != len(each[1]):
+    counts = set()
+    for rank in _model_ranks(path):
+        each = [rank_files(path, model_rank=rank)]
+        if not (path / model_file(rank)).is_file():
+            each.append(rank_files(path, states="model", model_rank=rank))
+            if not each[1] or (not _is_universal(path) and len(each[0]) != len(each[1])):
+                return False
+        if any(list(ranks) != list(range(len(ranks))) for ranks in each):
             return False
-    return all(list(ranks) == list(range(len(ranks))) for ranks in each)
+        counts.add(len(each[0]))
+    return len(counts) == 1

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.formats._state import RESET_AT, StoredTensor, TrainingState
 from spmdzero.formats.deepspeed._flat import FlatGroup, Group, PartitionedGroup
 from spmdzero.formats.deepspeed._host import COUNTERS
+from spmdzero.formats.deepspeed._splits import ALONE, INFO, TensorParallel, record_of
 
 # The DeepSpeed version with this layout.
 VERSION = "0.19.8"
@@ -32,12 +33,16 @@ class Target:
         stage: its ZeRO stage, 1 to 3.
         config: its JSON config, for the record; DeepSpeed reads its own. At stage 3 it must have
             the run's ``sub_group_size``, by which a rank's states are divided.
+        tensor_parallel: its AutoTP ranks, each of which has `ranks` files.
+        model_rank: the one of them whose part of the weights `state` has; `parts` sets it.
     """
 
     state: TrainingState
     ranks: int
     stage: int
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tensor_parallel: TensorParallel = ALONE
+    model_rank: int = 0
 
     def __post_init__(self) -> None:
         if self.stage not in (1, 2, 3):
@@ -66,6 +71,12 @@ class Target:
                 "anew apart from others', and DeepSpeed's files hold one count of updates for all. "
                 "Save by save_checkpoint, or write its weights: safetensors, fp32 or dcp"
             )
+
+    def parts(self) -> Iterator["Target"]:
+        """Yields what each AutoTP rank is to write."""
+        for rank in range(self.tensor_parallel.size):
+            state = self.tensor_parallel.part(self.state, rank)
+            yield dataclasses.replace(self, state=state, model_rank=rank)
 
     def named(self, role: str) -> dict[str, StoredTensor]:
         """The tensors of one role or slot, by parameter name."""
@@ -186,7 +197,11 @@ class Target:
         host, tied = self.state.host, self.state.host.tied
         buffers = {name: tensor.whole() for name, tensor in self.named("buffer").items()}
         aliases = {name: parameters[first] for name, first in tied.items()}
-        return dict(host.client_state) | {
+        shared = self.tensor_parallel
+        own = {key: value for key, value in host.client_state.items() if key != INFO}
+        if shared.size > 1:
+            own[INFO] = record_of(shared.splits, shared.whole_shapes(self.named("parameter")))
+        return own | {
             "module": OrderedDict({**parameters, **aliases, **buffers, **host.extra}),
             "buffer_names": list(buffers),
             "optimizer": None,
@@ -204,8 +219,8 @@ class Target:
             "random_ltd": None,
             **{key: host.counters.get(key, 0) for key in COUNTERS},
             "dp_world_size": self.ranks,
-            "mp_world_size": 1,
-            "checkpoint_parallel_dimensions": {"pp_degree": 1, "tp_degree": 1},
+            "mp_world_size": shared.size,
+            "checkpoint_parallel_dimensions": {"pp_degree": 1, "tp_degree": shared.size},
             "ds_config": dict(self.config),
             "ds_version": VERSION,
         }

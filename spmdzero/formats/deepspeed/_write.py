@@ -10,9 +10,10 @@ from typing import Any
 from spmdzero.errors import SpmdZeroCheckpointError
 from spmdzero.formats.deepspeed._flat import Partition
 from spmdzero.formats.deepspeed._host import loss_scaler
-from spmdzero.formats.deepspeed._model_file import MODEL_FILE
+from spmdzero.formats.deepspeed._model_file import model_file
 from spmdzero.formats.deepspeed._pickled_classes import FragmentAddress, ZeroStageEnum
 from spmdzero.formats.deepspeed._pickles import write_pt
+from spmdzero.formats.deepspeed._rank_files import rank_file
 from spmdzero.formats.deepspeed._read import recognises
 from spmdzero.formats.deepspeed._target import VERSION, Target
 from spmdzero.formats.deepspeed._universal import GLOBAL_STATE, STATES
@@ -33,13 +34,16 @@ def write_regular(target: Target, folder: Path) -> None:
     """
     prefix = "bf16_" if target.bf16 else ""
     with _appearing(folder) as new:
-        if target.stage < 3:
-            write_pt(target.model_file(), new / MODEL_FILE)
-        for rank in range(target.ranks):
-            of_rank = f"zero_pp_rank_{rank}_mp_rank_00"
-            if target.stage == 3:
-                write_pt(target.model_file_of(rank), new / f"{of_rank}_model_states.pt")
-            write_pt(_rank_file(target, rank), new / f"{prefix}{of_rank}_optim_states.pt")
+        for part in target.parts():
+            of_part: Any = {"model_rank": part.model_rank}
+            if part.stage < 3:
+                write_pt(part.model_file(), new / model_file(part.model_rank))
+            for rank in range(part.ranks):
+                if part.stage == 3:
+                    name = rank_file(rank, states="model", **of_part)
+                    write_pt(part.model_file_of(rank), new / name)
+                name = prefix + rank_file(rank, **of_part)
+                write_pt(_optimizer_file(part, rank), new / name)
 
 
 def write_universal(target: Target, folder: Path) -> None:
@@ -52,9 +56,12 @@ def write_universal(target: Target, folder: Path) -> None:
     Args and Raises: as `write_regular`.
     """
     with _appearing(folder) as new:
-        write_pt(target.model_file(), new / MODEL_FILE)
-        # DeepSpeed's stage 3 reads the counters from this file.
-        write_pt(target.model_file_of(0), new / "zero_pp_rank_0_mp_rank_00_model_states.pt")
+        for part in target.parts():
+            rank = part.model_rank
+            write_pt(part.model_file(), new / model_file(rank))
+            # DeepSpeed's stage 3 reads the counters from this file.
+            name = rank_file(0, states="model", model_rank=rank)
+            write_pt(part.model_file_of(0), new / name)
         for group in target.flat:
             for name in group.shapes:
                 at = new / STATES / name
@@ -72,7 +79,7 @@ def write_universal(target: Target, folder: Path) -> None:
         write_pt(shared, new / STATES / GLOBAL_STATE)
 
 
-def _rank_file(target: Target, rank: int) -> dict[str, Any]:
+def _optimizer_file(target: Target, rank: int) -> dict[str, Any]:
     """The content of one rank's file (DeepSpeed, `state_dict` of each stage's optimizer)."""
     parts = [group.partition(rank, target.ranks) for group in target.flat]
     masters = [part.filled({n: target.master(n) for n in part.shapes}) for part in parts]
