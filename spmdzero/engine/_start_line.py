@@ -41,10 +41,12 @@ def say_offload(settings: SpmdZeroConfig, plan: ShardingPlan) -> None:
     """Logs once where the states rest that the config offloads."""
     zero, memory = settings.zero_optimization, plan.memory()
     optimizer, param = zero.offload_optimizer, zero.offload_param
-    otherwise = (
-        f"rest on the devices: {_backend()} has no host memory "
-        f"beside {runtime.program_platform()} devices. The numbers are the same"
+    missing = (
+        f"{_backend()} has no host memory beside {runtime.program_platform()} devices. The numbers "
+        "are the same"
     )
+    all_small = "each is whole, or too small to offload"
+    otherwise = f"rest on the devices: {all_small if runtime.host_memory() else missing}"
     if optimizer is not None and optimizer.device == "cpu":
         on_host = dict(memory.on_host)
         there = on_host.get(Role.MASTER, 0) + on_host.get(Role.MOMENT, 0)

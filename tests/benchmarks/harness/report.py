@@ -49,6 +49,34 @@ def _row(name: str, good: Sequence[Run], reference: float | None) -> list[str]:
     ]
 
 
+def gpu_table(runs: Runs) -> str:
+    """What a GPU took; ratios are to the first candidate's median step."""
+    reference = median_step(_good(next(iter(runs.values()))))
+    titles = ["", "ms/step", "ratio", "rounds", "host ms", "unread ms", "compile s", "init s"]
+    rows = []
+    for name, good in ((name, _good(rounds)) for name, rounds in runs.items()):
+        step = median_step(good)
+        if step is None:
+            rows.append([name, "failed", *[""] * 8])
+            continue
+        host = [seconds for run in good for seconds in run.host_seconds]
+        unread = [run.unread_seconds for run in good if run.unread_seconds is not None]
+        memory = [run.peak_memory for run in good if run.peak_memory is not None]
+        rows.append([
+            name,
+            f"{1e3 * step:.2f}",
+            f"{step / reference:.2f}" if reference else "",
+            " to ".join(f"{1e3 * seconds:.2f}" for seconds in round_range(good)),
+            f"{1e3 * statistics.median(host):.1f}" if host else "",
+            f"{1e3 * statistics.median(unread):.2f}" if unread else "",
+            f"{statistics.median(run.compile_seconds for run in good):.1f}",
+            f"{statistics.median(run.init_seconds for run in good):.1f}",
+            f"{max(memory) / 2**20:.0f}" if memory else "",
+            f"{good[0].losses[-1]:.5f}",
+        ])  # fmt: skip
+    return markdown([*titles, "peak GPU MiB", "last loss"], rows)
+
+
 def series_table(results: Mapping[str, Runs], *, title: str) -> str:
     """Seconds a step of each candidate (row) in each workload (column)."""
     names = list(dict.fromkeys(name for runs in results.values() for name in runs))
@@ -95,11 +123,11 @@ def noise_note(runs: Runs) -> str | None:
     )
 
 
-def remarks(runs: Runs) -> list[str]:
+def remarks(runs: Runs, *, tolerance: float = LOSS_TOLERANCE) -> list[str]:
     """What a reader of a table must know beside it, and whether the losses agree."""
     difference, note = loss_difference(runs), noise_note(runs)
     lines = [f"Largest difference of a loss at one step: {difference:.1e}."]
-    if not difference <= LOSS_TOLERANCE:
+    if not difference <= tolerance:
         lines.append("**The peers did not do the same work.**")
     lines += [note] if note else []
     for name, rounds in runs.items():
