@@ -136,9 +136,13 @@ def _shared_replicas(config: SpmdZeroConfig) -> None:
             fix="Write it once.",
         )
     if axes.get("sequence", 1) != 1 != axes.get("tensor", 1):
+        named = [each for axis, each in config.axis_keys.items() if axis not in config.spmd.mesh]
+        key, value = named[0] if named else ("spmd.mesh", axes)
         raise SpmdZeroConfigError(
-            key="spmd.mesh",
-            value=axes,
-            reason="a replica is shared over the axis sequence or over the axis tensor, not both",
-            fix='Write one of them: {"fsdp": -1, "sequence": 4} for long rows.',
+            key=key,
+            value=value,
+            reason=f"a replica is shared over the axis sequence ({axes['sequence']}) or over the "
+            f"axis tensor ({axes['tensor']}), not both",
+            fix="Write one of them: for long rows sequence_parallel_size, with "
+            '"zero_optimization": {"stage": 3} for weights that are too large for a device.',
         )

@@ -143,14 +143,19 @@ def test_deepspeeds_key_asks_for_the_axis() -> None:
 def refusals() -> Iterator[tuple[dict[str, Any], str]]:
     yield config_of({"fsdp": 1, "sequence": 8}, spmd={"forward": "global"}), "spmd.forward"
     yield config_of(MESH, sequence_parallel_size=4), "the same axis"
-    yield config_of({"fsdp": 2, "sequence": 2, "tensor": 2}), "not both"
+    yield (
+        config_of({"fsdp": 2, "sequence": 2, "tensor": 2}),
+        r"sequence \(2\) .* tensor \(2\), not both",
+    )
+    keys = {"sequence_parallel_size": 2, "tensor_parallel": {"autotp_size": 2}}
+    yield config_of({"fsdp": 2}, **keys), r"sequence_parallel_size = 2: .* not both.*stage\": 3"
     groups = config_of({"fsdp": 4}, sequence_parallel_size=2, stage=3)
     groups["zero_optimization"]["zero_hpz_partition_size"] = 2
     yield groups, "axis sequence together are not supported"
     yield config_of({"fsdp": 8, "sequence": 3}), "the sizes multiply to 24"
 
 
-@pytest.mark.parametrize("case", range(5))
+@pytest.mark.parametrize("case", range(6))
 def test_what_does_not_fit_is_refused_with_the_numbers(case: int) -> None:
     config, said = [*refusals()][case]
     with pytest.raises(SpmdZeroConfigError, match=said):
@@ -255,6 +260,18 @@ def test_gpt2_with_what_saves_memory(stage: int, spmd: dict[str, Any]) -> None:
         for mesh in ({"fsdp": 8}, MESH)
     ]
     assert_same(*found)
+
+
+def test_a_loop_of_equal_blocks_keeps_rows_divided() -> None:
+    engine = started(MESH, spmd={"scan": "on"}, model=gpt2())
+    with spmdzero.record_ledgers(engine) as ledgers:
+        engine.train_batch(iter([batch(9)]))
+    ledger = ledgers.boundary
+    within = ledger.of_role("sequence")
+    assert ledger.activations == ()
+    assert {c.kind for c in within} == {"all-to-all", "all-reduce"}
+    # Forward, the same again in the loop of the backward, and backward: two in each.
+    assert sum(c.kind == "all-to-all" for c in within) == 3 * 2
 
 
 @pytest.mark.slow

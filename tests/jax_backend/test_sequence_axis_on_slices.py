@@ -61,10 +61,15 @@ PLAIN = "input_ids labels"
 
 @functools.cache
 def explained(
-    sequence: int, more: str, tpu: str = TPU, family: str = "llama", inputs: str = PLAIN
+    sequence: int,
+    more: str,
+    tpu: str = TPU,
+    family: str = "llama",
+    inputs: str = PLAIN,
+    blocks: int = BLOCKS,
 ) -> Explanation:
     devices = Topology.parse(tpu).devices
-    told = (tpu, devices, sequence, family, inputs, more, BLOCKS, WIDTH, LENGTH, ROWS)
+    told = (tpu, devices, sequence, family, inputs, more, blocks, WIDTH, LENGTH, ROWS)
     said = run_python("-c", SCRIPT, *map(str, told), devices=devices, SPMDZERO_BACKEND="jax")
     return Explanation.from_json(said[said.index("{") :])
 
@@ -114,12 +119,16 @@ def test_a_block_sends_all_to_alls_around_kernels(tpu: str, sequence: int, numbe
         ("gpt2", PLAIN, 2, stage(2)),
         ("llama", PLAIN, 2, stage(3, recompute="everything")),
         ("llama", PLAIN, 4, stage(2, recompute="offload")),
+        ("llama", PLAIN, 4, stage(2, fused_loss=True)),
+        ("llama", PLAIN, 2, stage(2, scan="on")),
+        ("llama", PLAIN, 4, stage(3, scan="on", fused_loss=True, recompute="everything")),
     ],
 )
 def test_masks_positions_and_what_saves_memory(
     family: str, inputs: str, sequence: int, more: str
 ) -> None:
-    assert_rows_stay_divided(explained(sequence, more, TPU, family, inputs))
+    blocks = 4 if "scan" in more else BLOCKS
+    assert_rows_stay_divided(explained(sequence, more, TPU, family, inputs, blocks))
 
 
 @pytest.mark.parametrize("inputs", [PLAIN, f"{PLAIN} position_ids"])

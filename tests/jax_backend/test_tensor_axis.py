@@ -30,11 +30,11 @@ CLOSE = {"rtol": 1e-6, "atol": 0.0}
 NORM = {"rtol": 1e-5, "atol": 0.0}
 
 
-def llama() -> nn.Module:
+def llama(*, layers: int = 2) -> nn.Module:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=WORDS, hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=2,
+        vocab_size=WORDS, hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=layers,
         num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=64, use_cache=False,
     )  # fmt: skip
     return transformers.LlamaForCausalLM(config)
@@ -359,6 +359,17 @@ def test_a_tied_weight_is_split_by_either_name() -> None:
         losses = [engine.train_batch(iter([(ids,)])).item() for _ in range(3)]
         found.append([*losses, float(engine.get_global_grad_norm())])
     assert_same(*found)
+
+
+def test_a_loop_of_equal_blocks_gathers_no_heads() -> None:
+    mesh = {"fsdp": 4, "tensor": 2}
+    engine = started(mesh, spmd={"scan": "on"}, model=llama(layers=4))
+    with spmdzero.record_ledgers(engine) as ledgers:
+        engine.train_batch(iter([batch(9)]))
+    sums = [c.shape for c in ledgers.boundary.of_role("tensor") if c.kind == "all-reduce"]
+    # Two in the loop of the forward, five in that of the backward, and that of the head's input.
+    assert Counter(sums)[ROWS // 4 * LENGTH, WIDTH] == 2 + 5 + 1
+    assert ledgers.boundary.activations == ()
 
 
 @pytest.mark.slow

@@ -204,11 +204,18 @@ def _named(step: Step) -> Iterator[None]:
         yield
 
 
-def run_steps(graph: Graph, arrays: Sequence[Any]) -> list[Any]:
-    """The results of a graph that crosses no border, for traced inputs."""
+def run_steps(graph: Graph, arrays: Sequence[Any], split: MergedDims | None = None) -> list[Any]:
+    """The results of a graph that crosses no border, for traced inputs.
+
+    Args:
+        graph: the operations.
+        arrays: the inputs, in torch's form.
+        split: as of `_run_region`.
+    """
     known = {slot.number: array for slot, array in zip(graph.inputs, arrays, strict=True)}
     for step in graph.steps:
-        _run(step, known)
+        if not (split and split.computes(step, _slots(step), known)):
+            _run(step, known)
     return [known[slot.number] for slot in graph.outputs]
 
 

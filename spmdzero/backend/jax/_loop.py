@@ -1,7 +1,7 @@
 """Loops in recorded programs: see `spmdzero.backend.scan.Loops`."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._factories import OwnFactories
 from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._graph_function import run_steps
+from spmdzero.backend.jax._merged_dims import LOOP, MergedDims
 from spmdzero.backend.jax._quirks import JaxQuirks
 from spmdzero.backend.jax._tensor import over
 from spmdzero.backend.jax._values import Space, record
@@ -41,17 +42,48 @@ class LoopOp:
     def key(self) -> Any:
         """See `Op`."""
         how = self.times, self.backwards, self.arrangement, self.carried, self.sliced
-        return ("loop", self.graph.key, *how)
+        return (LOOP, self.graph.key, *how)
 
     def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
         """The results as traced JAX arrays."""
+        return self._scanned(arrays, lambda given: run_steps(self.graph, given))
+
+    def divided(self, arrays: Sequence[jax.Array], *, rows: bool) -> list[jax.Array]:
+        """The same, where devices share a replica's work.
+
+        Args:
+            arrays: the inputs; a stack may have two dims behind its first where torch has one.
+            rows: as of `MergedDims`.
+
+        Returns the results; a stack may have them, too.
+        """
+
+        def run(given: Sequence[jax.Array]) -> list[jax.Array]:
+            split = MergedDims((), rows=rows)
+            pairs = zip(self.graph.inputs, given, strict=True)
+            inputs = [
+                split.take(slot, array) if array.ndim > len(slot.shape) else array
+                for slot, array in pairs
+            ]
+            results = run_steps(self.graph, inputs, split)
+            stacks = [split.apart(slot.number) for slot in self.graph.outputs[self.carried :]]
+            kept = zip(results[self.carried :], stacks, strict=True)
+            return [
+                *results[: self.carried],
+                *(result if apart is None else apart for result, apart in kept),
+            ]
+
+        return self._scanned(arrays, run)
+
+    def _scanned(
+        self, arrays: Sequence[jax.Array], run: Callable[[Sequence[jax.Array]], list[jax.Array]]
+    ) -> list[jax.Array]:
         end = self.carried + self.sliced
         whole = arrays[end:]
 
         def iteration(carried: Any, slices: Any) -> tuple[Any, Any]:
             inputs = [*carried, *slices, *whole]
-            given = [inputs[place] for place in self.arrangement]
-            results = run_steps(self.graph, given)
+            results = run([inputs[place] for place in self.arrangement])
             return results[: self.carried], results[self.carried :]
 
         last, stacks = jax.lax.scan(

@@ -22,6 +22,8 @@ from spmdzero.backend.jax.ops.matmul import product
 
 _RESHAPES = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
 _TURNS = ("aten.t.default", "aten.transpose.int")
+LOOP = "loop"
+"""The first part of a loop's key; such an operation has a method `divided`."""
 # Modules whose operations compute each element of its own.
 _ELEMENTWISE = {module.__name__ for module in (activations, comparison, pointwise, unary)}
 _OF_ALL = ("aten.sum.default", "aten.mean.default")
@@ -64,13 +66,20 @@ class MergedDims:
         # last dim is such a one, the array that it is transposed from.
         self._apart: dict[int, Any] = {}
         self._turned: dict[int, Any] = {}
+        # Number of a slot with a loop's stack `[times, ...]` -> its array with one dim more.
+        self._stacks: dict[int, Any] = {}
         self._kept, self._kept_turned = set[int](), set[int]()
+        self._kept_stacks = set[int]()
 
     def leave(self, number: int, array: Any) -> Any:
         """The form in which a value of one phase is kept for later ones."""
         if number in self._outputs:
             return array
-        for apart, kept in ((self._apart, self._kept), (self._turned, self._kept_turned)):
+        for apart, kept in (
+            (self._apart, self._kept),
+            (self._stacks, self._kept_stacks),
+            (self._turned, self._kept_turned),
+        ):
             if number in apart:
                 kept.add(number)
                 return apart[number]
@@ -81,14 +90,23 @@ class MergedDims:
         if slot.number in self._kept_turned:
             self._turned[slot.number] = array
             return array.reshape(slot.shape[::-1]).T
-        if slot.number not in self._kept:
-            return array
+        if slot.number in self._kept_stacks:
+            self._stacks[slot.number] = array
+            return array.reshape(slot.shape)
+        return self.take(slot, array) if slot.number in self._kept else array
+
+    def take(self, slot: Slot, array: Any) -> Any:
+        """The value of a slot in torch's form, from its array with one dim more."""
         self._apart[slot.number] = array
         return array.reshape(slot.shape)
 
+    def apart(self, number: int) -> Any | None:
+        """The array of a slot with one dim more, None where it has none."""
+        return self._apart.get(number)
+
     def end(self) -> None:
         """Ends a phase, whose arrays no later one may use."""
-        self._apart, self._turned = {}, {}
+        self._apart, self._turned, self._stacks = {}, {}, {}
 
     def computes(self, step: Step, slots: list[Slot], known: dict[int, Any]) -> bool:
         """Whether it has added the result of `step` to `known`, or needs no more than torch's form.
@@ -98,6 +116,9 @@ class MergedDims:
             slots: its operands.
             known: number of a slot -> array, of all operands.
         """
+        if step.op.key[0] == LOOP:
+            self._loops(step, known)
+            return True
         if not slots or len(step.made) != 1:
             return False
         made, key = step.made[0], step.op.key
@@ -122,6 +143,15 @@ class MergedDims:
         (result,) = self._by_row(step, slots, first.shape[:2], known)
         self._add(made, result, known)
         return True
+
+    def _loops(self, step: Step, known: dict[int, Any]) -> None:
+        """Runs a loop, whose stacks keep both dims on their way to another loop."""
+        arrays = [self._stacks.get(slot.number, known[slot.number]) for slot in step.args]
+        results = step.op.divided(arrays, rows=self._rows)
+        for slot, array in zip(step.made, results, strict=True):
+            if array.ndim > len(slot.shape):
+                self._stacks[slot.number] = array
+            known[slot.number] = array.reshape(slot.shape)
 
     def _add(self, made: Slot, array: Any, known: dict[int, Any]) -> None:
         self._apart[made.number] = array
