@@ -12,7 +12,7 @@ import spmdzero
 from spmdzero.backend.jax._grouped_kernels import Form, Tiles, grouped, tiles_of
 from spmdzero.backend.jax.mesh import DeviceMesh
 from spmdzero.explain import _aot
-from tests.jax_backend.test_attention import lowered_for_tpu
+from tests.jax_backend.test_attention import lowered_for
 
 DTYPES = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
@@ -84,7 +84,7 @@ def test_products_of_experts_and_their_gradients_are_kernels_on_a_tpu(
         return torch._grouped_mm(x[0], x[0].unflatten(0, (2, 128)).mT, offs=ends[0])[None]
 
     x, ends = torch.zeros(8, 256, 128, dtype=dtype), torch.tensor([[10, 256]] * 8).int()
-    text = lowered_for_tpu(mesh, experts, x, ends, calls=())
+    text = lowered_for("tpu", mesh, experts, x, ends, calls=())
     # The gradients of rows and of weights are one each.
     assert text.count("@tpu_custom_call") == 3
     assert "ragged_dot" not in text
