@@ -132,11 +132,7 @@ class KnownKinds(Generic[TrustT]):
         """
         with self._launching.programs.own_reads():
             outcome = attempt(trace, watch=self.watch, who="the forward")
-            return self.judge(known, outcome)
-
-    def judge(self, known: Trust[Any], outcome: Any) -> str | None:
-        """Takes note of a trace, as `Trust.judge`, and says so if there will be no more of them."""
-        reason = known.judge(outcome)
+            reason = known.judge(outcome)
         if known.given_up is not None:
             self.say_python(logging.WARNING, "at every step from now on", known.given_up)
         return reason

@@ -6,13 +6,13 @@ divided, because a device of the replica region has rows and heads of its own.
 """
 
 import functools
-import inspect
 from typing import Any
 
 from jax import numpy as jnp
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 from spmdzero.backend.attention._form import Form
+from spmdzero.backend.attention._private import are_as_known
 
 # The parameters of JAX's private functions, on which the calls below rely.
 _GIVEN = (
@@ -30,16 +30,11 @@ _BACKWARD = (*_GIVEN, "activation", "fwd_output", "grad_output", *_OPTIONS)
 @functools.cache
 def is_as_known() -> bool:
     """Whether the private functions of the installed JAX have the parameters that were tested."""
-    known = {"fwd": _FORWARD, "bwd": _BACKWARD}
-    return all(
-        tuple(
-            inspect.signature(
-                getattr(cudnn, f"_dot_product_attention_{name}_impl", print)
-            ).parameters
-        )
-        == parameters
-        for name, parameters in known.items()
-    )
+    known = {
+        "_dot_product_attention_fwd_impl": _FORWARD,
+        "_dot_product_attention_bwd_impl": _BACKWARD,
+    }
+    return are_as_known(cudnn, known)
 
 
 def _options(form: Form) -> dict[str, Any]:

@@ -59,7 +59,8 @@ class AttentionKernels(TorchFunctionMode):
         super().__init__()
         self._kernels, self._rows = kernels, rows
         self._owner, self._always, self._is_global = owner, choice == "kernel", is_global
-        self._platform = runtime.program_platform().lower()
+        platform = runtime.program_platform().lower()
+        self._platform = platform if platform in ("tpu", "cuda") else "cpu"
         self._active = choice != "plain" and (self._platform != "cpu" or self._always)
         self.calls: list[AttentionCall] = []
         self._repeated, self._masks = Repeated(), Masks()

@@ -34,32 +34,28 @@ class GroupedOp:
         """See `Op`."""
         return ("grouped_mm", self.transposed)
 
-    def __call__(self, one: jax.Array, other: jax.Array, ends: jax.Array | None) -> jax.Array:
+    def __call__(self, one: jax.Array, other: jax.Array, ends: Any) -> jax.Array:
         """The result as a traced JAX array."""
-        # `call` needs internals of JAX that differ between its versions.
-        from spmdzero.backend.jax import _grouped_kernels as kernels
-        from spmdzero.backend.jax._kernels import call_grouped
-
         form = self._form(one, other, ends)
-        if (
-            form is not None
-            and ends is not None
-            and _is_within_a_region()
-            and kernels.tiles_of(form) is not None
-        ):
+        if form is not None:
+            # Its module needs internals of JAX that differ between its versions.
+            from spmdzero.backend.jax._kernels import call_grouped
+
             return call_grouped(form, one.T if form.summed else one, other, ends)
         function: Any = lowering(_FUNC.default)
         return function(one, other.swapaxes(1, 2) if self.transposed else other, ends)
 
     def _form(self, one: Any, other: Any, ends: Any) -> Any:
         """The kernel's form; None where none computes this."""
-        from spmdzero.backend.jax._grouped_kernels import Form
-
         if one.ndim != 2 or ends is None or one.dtype not in ("bfloat16", "float32"):
             return None
+        if not _is_within_a_region():
+            return None
+        from spmdzero.backend.jax._grouped_kernels import Form, tiles_of
+
         summed = other.ndim == 2
         rows, inner = one.shape[::-1] if summed else one.shape
-        return Form(
+        form = Form(
             rows=rows,
             inner=inner,
             outer=other.shape[1 if self.transposed or summed else 2],
@@ -68,6 +64,7 @@ class GroupedOp:
             transposed=self.transposed,
             summed=summed,
         )
+        return None if tiles_of(form) is None else form
 
 
 def _is_within_a_region() -> bool:
