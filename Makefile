@@ -29,7 +29,7 @@ help:
 	@echo "make notebooks   run the notebooks, write their outputs anew"
 	@echo "make docs    the documentation's site, in out/site"
 	@echo "make bench   measure spmdzero beside its peers, write docs/benchmarks.md: an hour, 2 quiet cores, and once a night for TPUs"
-	@echo "make bench-gpu    on one GPU: operations beside torch's, a step beside real DeepSpeed's"
+	@echo "make bench-gpu    on one GPU: tests, operations beside torch's, a step beside real DeepSpeed's"
 	@echo "make soak    30 minutes of saving, kills and resuming on other device counts (SOAK_MINUTES=5)"
 	@echo "make soak-hosts    the same on changing numbers of hosts, one of which is killed or freezes"
 	@echo "make clean   remove the virtual environment and everything generated"
@@ -170,7 +170,8 @@ bench: .venv/installed
 # One GPU of NVIDIA's. What of the suite needs one device alone runs on it, then the benchmark.
 bench-gpu:
 	@test -x .venv-gpu/bin/python || $(PYTHON) -m venv .venv-gpu
-	@$(PIP_INSTALL:$(BIN)%=.venv-gpu/bin%) -e '.[jax,bench]' 'jax[cuda12]' ninja psutil pytest expecttest
+	@$(PIP_INSTALL:$(BIN)%=.venv-gpu/bin%) -e '.[jax,bench]' 'jax[cuda13]' ninja psutil pytest expecttest
+	JAX_PLATFORMS=cuda,cpu SPMDZERO_BACKEND=jax .venv-gpu/bin/pytest tests/jax_backend/test_on_gpu.py
 	SPMDZERO_BACKEND=jax .venv-gpu/bin/pytest tests/jax_backend/test_ops.py -m "not slow"
 	.venv-gpu/bin/python tests/benchmarks/gpu.py
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from spmdzero._names import did_you_mean
-from spmdzero.config._types import Section
+from spmdzero.config._types import Section, section_in
 from spmdzero.errors import SpmdZeroConfigError
 
 _Model = TypeVar("_Model", bound=Section)
@@ -20,6 +20,7 @@ _EXPECTED = {
     "int_from_float": "a whole number",
     "int_parsing": "a whole number",
     "int_type": "a whole number",
+    "list_type": "a list",
     "model_type": "an object",
     "string_type": "a string",
 }
@@ -77,12 +78,13 @@ def parse(
     try:
         return model.model_validate(raw)
     except ValidationError as error:
-        raise _first_error(error, raw=raw, known=known, at=at) from None
+        raise _first_error(error, model=model, raw=raw, known=known, at=at) from None
 
 
 def _first_error(
     error: ValidationError,
     *,
+    model: type[Section],
     raw: Mapping[str, object],
     known: Mapping[str, Iterable[str]],
     at: str,
@@ -102,7 +104,7 @@ def _first_error(
         return SpmdZeroConfigError(key=key, value=value, reason=cause.reason, fix=cause.fix)
     if kind == "extra_forbidden":
         *section, name = location
-        names = known[_dotted(*section)]
+        names = known.get(_dotted(*section)) or _names_of_entry(model, section)
         return unknown_key(section=_dotted(at, *section), name=name, value=value, known=names)
     if kind == "missing":
         return SpmdZeroConfigError(
@@ -125,7 +127,19 @@ def _dotted(*parts: str) -> str:
     return ".".join(filter(None, parts))
 
 
+def _names_of_entry(model: type[Section], path: Iterable[str]) -> Iterable[str]:
+    """The names that a section in a list has, whose path in `model` has the entry's index."""
+    for part in path:
+        if part in model.json_keys():
+            field = model.model_fields[model.json_keys()[part]]
+            model = section_in(field.annotation) or model
+    return model.json_keys()
+
+
 def _look_up(raw: object, location: tuple[str, ...]) -> object:
     for part in location:
-        raw = raw.get(part) if isinstance(raw, Mapping) else raw
+        if isinstance(raw, Mapping):
+            raw = raw.get(part)
+        elif isinstance(raw, list) and part.isdigit():
+            raw = raw[int(part)]
     return raw

@@ -44,8 +44,8 @@ class SpmdConfig(Section):
         batch_dim: the tensor dim of the batch, for all inputs or by an input's name.
         outputs: how an output leaves the region, by its dotted path such as "attentions.0".
         attention: how `scaled_dot_product_attention` is computed in the region: by a kernel
-            ("kernel", which is interpreted slowly off the TPU), by plain products ("plain"), or by
-            a kernel in programs for TPUs ("auto").
+            ("kernel", which is interpreted slowly on the CPU), by plain products ("plain"), or by a
+            kernel in programs for TPUs and GPUs ("auto").
         fused_loss: whether transformers' causal language models train without logits: their loss
             comes from hidden states, chunk by chunk, and their output has no logits.
         recompute: which values of equal blocks that follow each other in a ModuleList or Sequential

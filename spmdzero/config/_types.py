@@ -2,7 +2,7 @@
 
 import inspect
 import types
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -51,9 +51,16 @@ def kinds(annotation: Any) -> set[Any]:
     return {get_origin(annotation) or annotation}
 
 
-def is_section(kind: Any) -> bool:
+def is_section(kind: Any) -> TypeGuard[type[Section]]:
     """Whether a type of `kinds` is a section."""
     return inspect.isclass(kind) and issubclass(kind, Section)
+
+
+def section_in(annotation: Any) -> type[Section] | None:
+    """The section that a field may hold, as it is or as the entry of a list."""
+    if is_section(annotation):
+        return annotation
+    return next(filter(None, map(section_in, get_args(annotation))), None)
 
 
 def flag(value: object) -> object:

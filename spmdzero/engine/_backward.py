@@ -61,7 +61,9 @@ class BackwardWatch:
 
     def watch(self, output: Any) -> Any:
         """Hooks the differentiable tensors in the forward's output; returns the output to use."""
-        return map_tensors(output, self._hook)
+        # A subclass of torch's tensors would run Python for each attribute.
+        with torch._C.DisableTorchFunctionSubclass():
+            return map_tensors(output, self._hook)
 
     def _hook(self, path: str, tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.requires_grad:

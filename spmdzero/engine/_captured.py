@@ -8,28 +8,18 @@ from typing import Any
 import torch
 
 from spmdzero.backend import ProgramLostError, compiler, current
-from spmdzero.backend.pure import ModuleWatch, attempt
 from spmdzero.engine._folded_call import keep_waiting
 from spmdzero.engine._input_form import InputForm, UnknownInputError
-from spmdzero.engine._kinds import (
-    TRACES,
-    Kind,
-    NotCapturableError,
-    Trust,
-    errors_are_the_users,
-)
-from spmdzero.engine._known_kinds import KnownKinds
+from spmdzero.engine._kinds import TRACES, NotCapturableError, Trust, errors_are_the_users
+from spmdzero.engine._known_kinds import OBSERVED, KnownKinds
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._loss import find_loss
-from spmdzero.engine._must_trace import OBSERVED, block
 from spmdzero.engine._programs import Compiled
 from spmdzero.engine._schedule import require_metrics
 from spmdzero.engine._step_end import StepEnd
 from spmdzero.engine._three_calls import ThreeCalls
 from spmdzero.engine._whole_step import WholeStep, trace_whole_step
 from spmdzero.state._training import Training
-
-_PYTHON = "train_batch runs the model's Python"
 
 
 class CapturedSteps:
@@ -62,7 +52,9 @@ class CapturedSteps:
     ) -> None:
         self._training, self._calls, self._call = training, calls, call
         self._launching, self._step_end = launching, step_end
-        self._known_kinds: KnownKinds[Trust[WholeStep]] = KnownKinds(self._look)
+        self._known_kinds: KnownKinds[Trust[WholeStep]] = KnownKinds(
+            training, launching, call="train_batch"
+        )
         self.replayed = self.traced = 0
         self.reason: str | None = None
 
@@ -91,9 +83,9 @@ class CapturedSteps:
         training, calls, ends = self._training, self._calls, last or steps
         if training.optimizer is not None:
             training.optimizer.renew()
-        blocked = self._follow_structure() or block(
-            training, self._launching, self._known_kinds.parameters
-        )
+        blocked = self._known_kinds.refusal()
+        if blocked is None and training.optimizer is None:
+            blocked = "there is no optimizer"
         if blocked is not None:
             self._trace(lambda: self._call(*args, **kwargs), blocked, ends=ends)
             return
@@ -106,7 +98,7 @@ class CapturedSteps:
         trust: Trust[WholeStep] | None = None
         try:
             form = InputForm.of(*placed)
-            trust = self._trust(last, ends, form)
+            trust = self._known_kinds.find((last, ends), form.form, Trust)
             reason = self._start(trust, placed, form, last=last, ends=ends)
         except (UnknownInputError, NotCapturableError) as error:
             reason = str(error)
@@ -189,46 +181,10 @@ class CapturedSteps:
         )
         with self._launching.programs.own_reads():
             self._training.state.own_numbers()
-            outcome = attempt(trace, watch=self._known_kinds.watch, who="the forward")
-            reason = trust.judge(outcome)
-        if trust.given_up is not None:
-            always = f"{_PYTHON} at every step from now on"
-            self._known_kinds.say_python(logging.WARNING, always, trust.given_up)
+        reason = self._known_kinds.compare(trust, trace)
         if trust.record is None:
             raise NotCapturableError(str(reason))
         return reason or f"this kind of micro-batch was seen {seen} of {TRACES} times"
-
-    def _follow_structure(self) -> str | None:
-        training = self._training
-        if not training.spmd_config.spmd.capture:
-            return '"spmd": {"capture": false}'
-        change = self._known_kinds.changed()
-        if change is not None:
-            message = "train_batch compiles its programs again, as the model has changed: %s"
-            self._known_kinds.say(logging.INFO, message, change)
-        if training.optimizer is None:
-            return "there is no optimizer"
-        return self._known_kinds.hook()
-
-    def _look(self) -> ModuleWatch:
-        optimizer = self._training.optimizer
-        others = {"the optimizer's state": optimizer.state} if optimizer else {}
-        return ModuleWatch(self._training.module, others)
-
-    def _trust(self, last: bool, ends: bool, form: InputForm) -> Trust[WholeStep]:
-        known_kinds = self._known_kinds
-        kind = Kind.of(
-            self._training, part=(last, ends), form=form.form, parameters=known_kinds.parameters
-        )
-        if kind in known_kinds.kinds:
-            return known_kinds.kinds[kind]
-        if known_kinds.any_ready:
-            known_kinds.say(
-                logging.INFO,
-                "train_batch compiles one more program: %s",
-                "inputs of other shapes, dtypes, shardings or values, or another mode",
-            )
-        return known_kinds.add(kind, Trust())
 
     def _trace(self, forward: Any, reason: str, *, ends: bool) -> None:
         self.reason = reason
@@ -236,7 +192,7 @@ class CapturedSteps:
         if self._training.spmd_config.spmd.capture:
             # A caller that reads a step's program knows that the step is traced for it.
             level = logging.DEBUG if reason == OBSERVED else logging.INFO
-            self._known_kinds.say_python(level, f"{_PYTHON} in this step", reason)
+            self._known_kinds.say_python(level, "in this step", reason)
         self._run(forward, ends=ends)
         self._known_kinds.accept_changes()
 

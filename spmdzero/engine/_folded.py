@@ -3,33 +3,23 @@
 import dataclasses
 import functools
 import logging
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 
-from spmdzero.backend import Passage, current, draw_keys
-from spmdzero.backend.pure import ModuleWatch, attempt
+from spmdzero.backend import Passage, arrays, current, draw_keys
 from spmdzero.engine._folded_call import FoldedCall, Trained
 from spmdzero.engine._folded_forward import FoldedPass, ForwardContext, PassTracer
 from spmdzero.engine._input_form import UnknownInputError, freeze
-from spmdzero.engine._kinds import (
-    Kind,
-    NotCapturableError,
-    Trust,
-    errors_are_the_users,
-)
+from spmdzero.engine._kinds import NotCapturableError, Trust, errors_are_the_users
 from spmdzero.engine._known_kinds import KnownKinds
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._module_tracer import TracedFunction
-from spmdzero.engine._must_trace import block
 from spmdzero.engine._repeated_steps import RepeatedSteps
 from spmdzero.state._still_placed import require_planned
 from spmdzero.state._training import Training
 from spmdzero.step._gradients import HeldBackward
-
-_PYTHON = "engine(...) runs the model's Python"
-_ALWAYS = f"{_PYTHON} at every step from now on"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -41,7 +31,7 @@ class _Forwards(Trust[FoldedPass]):
         backwards: outputs that have a gradient -> the compared traces of the backward passes.
     """
 
-    tracer: PassTracer
+    tracer: PassTracer = dataclasses.field(init=False)
     backwards: dict[Hashable, Trust[TracedFunction]] = dataclasses.field(default_factory=dict)
 
 
@@ -65,7 +55,7 @@ class FoldedCalls:
     def __init__(self, training: Training, launching: Launching) -> None:
         self._training, self._launching = training, launching
         self._known_kinds: KnownKinds[_Forwards] = KnownKinds(
-            lambda: ModuleWatch(training.module, {})
+            training, launching, call="engine(...)"
         )
         self._in_program, self._trained = False, Trained()
         self.ends = RepeatedSteps(training, launching)
@@ -87,12 +77,9 @@ class FoldedCalls:
 
     def blocked(self) -> str | None:
         """Why nothing may be folded now, or None if folding is allowed."""
-        training = self._training
-        if not training.spmd_config.spmd.capture:
-            return '"spmd": {"capture": false}'
-        if training.in_train_batch:
+        if self._training.in_train_batch:
             return "train_batch captures whole steps"
-        return block(training, self._launching, self._known_kinds.parameters)
+        return self._known_kinds.blocked()
 
     def before_update(self) -> bool:
         """Whether the update that follows is folded; notes it for the pending program."""
@@ -120,7 +107,7 @@ class FoldedCalls:
         if training.in_train_batch:
             require_planned(training)
             return training.forward(args, kwargs)
-        self.reason = self._follow_structure() or self.blocked()
+        self.reason = self._refusal()
         forwards: _Forwards | None = None
         if self.reason is None:
             try:
@@ -128,7 +115,7 @@ class FoldedCalls:
                 return self._call(forwards, inputs)
             except NotCapturableError as reason:
                 self.reason = str(reason)
-                self._known_kinds.say_python(logging.INFO, _PYTHON, self.reason)
+                self._known_kinds.say_python(logging.INFO, "", self.reason)
         self.traced += 1
         require_planned(training)
         with errors_are_the_users(forwards):
@@ -143,8 +130,7 @@ class FoldedCalls:
         tensors = [*tracer.state, *inputs]
         verify = not forwards.ready
         if verify:
-            with self._launching.programs.own_reads():
-                self._verify(forwards, tensors)
+            self._verify(forwards, tensors)
         record = forwards.record
         assert record is not None
         keys = self._training.mesh.place_all(draw_keys(record.traced.keys))
@@ -162,12 +148,7 @@ class FoldedCalls:
         return record.output.filled(outputs)
 
     def _verify(self, forwards: _Forwards, tensors: Sequence[torch.Tensor]) -> None:
-        outcome = attempt(
-            lambda: forwards.tracer.fold(tensors), watch=self._known_kinds.watch, who="the forward"
-        )
-        reason = forwards.judge(outcome)
-        if forwards.given_up is not None:
-            self._known_kinds.say_python(logging.WARNING, _ALWAYS, forwards.given_up)
+        reason = self._known_kinds.compare(forwards, lambda: forwards.tracer.fold(tensors))
         if reason is not None:
             forwards.backwards.clear()
             raise NotCapturableError(reason)
@@ -185,7 +166,7 @@ class FoldedCalls:
         # An earlier pass comes first, as in a traced step.
         store.settle()
         traced = store.keeps_local or call.passage is not None
-        pattern = tuple((i, grad.shape, grad.dtype) for i, grad in grads.items())
+        pattern = (*grads, *arrays.shapes_of([*grads.values()]))
         trust = forwards.backwards.setdefault(pattern, Trust())
         inputs = [*saved, *grads.values()]
         if not traced and (verify or trust.record is None) and not trust.given_up:
@@ -196,7 +177,7 @@ class FoldedCalls:
                 reason = trust.judge(outcome)
             if reason is not None:
                 forwards.given_up = reason
-                self._known_kinds.say_python(logging.WARNING, _ALWAYS, reason)
+                self._known_kinds.say_python(logging.WARNING, "at every step from now on", reason)
         if traced or trust.record is None:
             passage, call.passage = call.passage or call.again(call, saved), None
             forwards.tracer.backward(passage, grads, folds=False)
@@ -226,31 +207,27 @@ class FoldedCalls:
             saved[:end], saved[end:], self._training.gradients.add_local, around=call.context
         )
 
-    def _follow_structure(self) -> str | None:
-        training = self._training
-        if not training.spmd_config.spmd.capture:
-            return '"spmd": {"capture": false}'
-        if training.region is None:
+    def _refusal(self) -> str | None:
+        refusal = self._known_kinds.refusal()
+        if not self._known_kinds.kinds:
+            # A change of what is watched forgets kinds, and so the programs that begin as they do.
+            self.ends.forget()
+        if refusal is not None:
+            return refusal
+        if self._training.region is None:
             return "the forward is global"
-        self._known_kinds.changed()
         if not any(parameter.requires_grad for parameter in self._known_kinds.parameters):
             return "no parameter requires a gradient"
-        return self._known_kinds.hook()
+        return None
 
-    def _find(self, args: Any, kwargs: Mapping[str, Any]) -> tuple[_Forwards, list[torch.Tensor]]:
+    def _find(self, args: Any, kwargs: dict[str, Any]) -> tuple[_Forwards, list[torch.Tensor]]:
         """The compared traces of forwards of this kind, and the tensors of this one's inputs."""
         try:
             form, inputs = freeze((args, kwargs))
         except UnknownInputError as error:
             raise NotCapturableError(str(error)) from error
-        known_kinds = self._known_kinds
-        kind = Kind.of(self._training, part="forward", form=form, parameters=known_kinds.parameters)
-        known = known_kinds.kinds.get(kind)
-        if known is None:
-            known = known_kinds.add(
-                kind, _Forwards(tracer=PassTracer(self._training, args, kwargs))
-            )
-        elif not known.ready:
+        known = self._known_kinds.find("forward", form, _Forwards)
+        if not known.ready:
             # A new tracer, as an earlier trace may have changed the module.
             known.tracer = PassTracer(self._training, args, kwargs)
         return known, inputs

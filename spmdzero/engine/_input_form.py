@@ -63,7 +63,9 @@ def freeze(tree: Any) -> tuple[Hashable, list[torch.Tensor]]:
         return rows, tensor.shape, tensor.dtype
 
     try:
-        return form_of(tree, TENSORS, leaf, refuse_unknown), tensors
+        # A subclass of torch's tensors would run Python for each attribute.
+        with torch._C.DisableTorchFunctionSubclass():
+            return form_of(tree, TENSORS, leaf, refuse_unknown), tensors
     except UnknownContentError as error:
         raise UnknownInputError(f"an input is {error}") from None
     except RecursionError:

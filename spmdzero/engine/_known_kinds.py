@@ -1,16 +1,22 @@
-"""The part that replayed and folded steps share: the watched module and the known kinds."""
+"""Decides what is known of a micro-batch that comes, to replay it or to fold it."""
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
+from torch import nn
 
-from spmdzero.backend.pure import ModuleWatch
+from spmdzero.backend.pure import ModuleWatch, attempt
+from spmdzero.engine._clients_optimizer import has_step_hooks
 from spmdzero.engine._kinds import Kind, Trust
+from spmdzero.engine._launching import Launching
+from spmdzero.state._training import Training
 
 # Number of kinds of micro-batch that are kept; they differ in inputs, modes, frozen parameters.
 _MOST_KINDS = 64
+OBSERVED = "somebody reads the step's program"
+"""The reason if an audit, a record of ledgers or a profile observes the step."""
 logger = logging.getLogger("spmdzero")
 TrustT = TypeVar("TrustT", bound=Trust)
 
@@ -19,14 +25,16 @@ class KnownKinds(Generic[TrustT]):
     """The record of each kind, for as long as the module stays as it was when it was traced.
 
     Args:
-        look: makes a watch of the module as it is now.
+        training: the training of the engine.
+        launching: knows who observes its programs, and which hooks run around its calls.
+        call: the call that would otherwise run the model's Python, such as ``"train_batch"``.
 
     Attributes:
         kinds: the latest 64 kinds, each with its record.
     """
 
-    def __init__(self, look: Callable[[], ModuleWatch]) -> None:
-        self._look = look
+    def __init__(self, training: Training, launching: Launching, *, call: str) -> None:
+        self._training, self._launching, self._call = training, launching, call
         self._watch: ModuleWatch | None = None
         self._said: set[str] = set()
         self.kinds: dict[Kind, TrustT] = {}
@@ -38,23 +46,96 @@ class KnownKinds(Generic[TrustT]):
 
     @property
     def watch(self) -> ModuleWatch:
-        """The watch of the module, which exists after the first `changed`."""
+        """The watch of the module, which exists after the first `refusal`."""
         assert self._watch is not None
         return self._watch
+
+    def refusal(self) -> str | None:
+        """Why what comes has to be traced, whatever its kind, or None.
+
+        It looks at the module, and forgets all kinds if that has changed.
+        """
+        off = self._off()
+        if off is not None:
+            return off
+        change = self._watch.change() if self._watch is not None else None
+        if change is not None:
+            self.kinds.clear()
+            message = f"{self._call} compiles its programs again, as the model has changed: %s"
+            self.say(logging.INFO, message, change)
+        if self._watch is None or change is not None:
+            self._watch = self._look()
+        if self._watch.hook is not None:
+            return f"Python has to run at each step: {self._watch.hook}"
+        return self.blocked()
+
+    def _off(self) -> str | None:
+        return None if self._training.spmd_config.spmd.capture else '"spmd": {"capture": false}'
+
+    def blocked(self) -> str | None:
+        """Why what comes has to be traced, as far as the module and its attributes don't decide."""
+        training, launching = self._training, self._launching
+        off = self._off()
+        if off is not None:
+            return off
+        if launching.observers:
+            return OBSERVED
+        if training.spmd_config.wall_clock_breakdown:
+            return "wall_clock_breakdown times forward, backward and step apart"
+        if any(launching.hooks) or nn.modules.module._has_any_global_hook():
+            return "a hook of the engine, or of all modules, has to run at each step"
+        # A subclass of torch's tensors would run Python for each parameter, at each step.
+        with torch._C.DisableTorchFunctionSubclass():
+            if [p for p in self.parameters if p._backward_hooks or p._post_accumulate_grad_hooks]:
+                return "a parameter has a gradient hook"
+        if training.optimizer is not None and has_step_hooks(training.optimizer):
+            return "a hook of the optimizer has to run at each step"
+        if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+            return "a torch dispatch or function mode watches operations"
+        if torch.is_anomaly_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(False):
+            return "autograd is watched, by detect_anomaly or saved_tensors_hooks"
+        return None if torch.is_grad_enabled() else "autograd is off"
+
+    def _look(self) -> ModuleWatch:
+        optimizer = self._training.optimizer
+        others = {"the optimizer's state": optimizer.state} if optimizer else {}
+        return ModuleWatch(self._training.module, others)
 
     @property
     def parameters(self) -> Sequence[torch.Tensor]:
         """The module's parameters, as the watch saw them."""
         return self._watch.parameters if self._watch is not None else ()
 
-    def changed(self) -> str | None:
-        """How the module changed since the latest look; a change makes it forget all kinds."""
-        change = self._watch.change() if self._watch is not None else None
-        if change is not None:
-            self.kinds.clear()
-        if self._watch is None or change is not None:
-            self._watch = self._look()
-        return change
+    def find(self, part: Hashable, form: Hashable, new: Callable[[], TrustT]) -> TrustT:
+        """The record of the kind that comes, which `new` makes if there is none.
+
+        Args:
+            part: part of the step: a forward, or a micro-batch that ends the step or doesn't.
+            form: form of the inputs, see `InputForm`.
+        """
+        kind = Kind.of(self._training, part=part, form=form, parameters=self.parameters)
+        if kind in self.kinds:
+            return self.kinds[kind]
+        if any(known.ready for known in self.kinds.values()):
+            message = f"{self._call} compiles one more program: %s"
+            reason = "inputs of other shapes, dtypes, shardings or values, or another mode"
+            self.say(logging.INFO, message, reason)
+        if len(self.kinds) == _MOST_KINDS:
+            del self.kinds[next(iter(self.kinds))]
+        self.kinds[kind] = known = new()
+        return known
+
+    def compare(self, known: Trust[Any], trace: Callable[[], Any]) -> str | None:
+        """Traces what comes and compares it with the latest of its kind.
+
+        Returns why it can't stand for later ones, or None.
+        """
+        with self._launching.programs.own_reads():
+            outcome = attempt(trace, watch=self.watch, who="the forward")
+            reason = known.judge(outcome)
+        if known.given_up is not None:
+            self.say_python(logging.WARNING, "at every step from now on", known.given_up)
+        return reason
 
     def accept_changes(self) -> None:
         """Accepts the changes that a trace made to the module, as each step makes them."""
@@ -62,27 +143,12 @@ class KnownKinds(Generic[TrustT]):
             self._watch = self._look()
             self.kinds = {key: k for key, k in self.kinds.items() if not k.ready}
 
-    @property
-    def any_ready(self) -> bool:
-        """Whether a kind needs no more traces."""
-        return any(known.ready for known in self.kinds.values())
-
-    def add(self, kind: Kind, known: TrustT) -> TrustT:
-        """Keeps a new kind, and drops the oldest if there are too many."""
-        if len(self.kinds) == _MOST_KINDS:
-            del self.kinds[next(iter(self.kinds))]
-        self.kinds[kind] = known
-        return known
-
-    def hook(self) -> str | None:
-        """Why a hook of the module has to run in Python at each step, or None without one."""
-        hook = self.watch.hook
-        return None if hook is None else f"Python has to run at each step: {hook}"
-
-    def say_python(self, level: int, runs: str, reason: str) -> None:
-        """Logs that Python `runs`, as in ``"engine(...) runs the model's Python"``, and why."""
-        message = f"{runs}, which takes longer than to start what was compiled: %s"
-        self.say(level, message, reason)
+    def say_python(self, level: int, when: str, reason: str) -> None:
+        """Logs that the call runs the model's Python, ``"in this step"`` or so, and why."""
+        message = f"{self._call} runs the model's Python {when}".rstrip()
+        self.say(
+            level, f"{message}, which takes longer than to start what was compiled: %s", reason
+        )
 
     def say(self, level: int, message: str, reason: str) -> None:
         """Logs `message` with `reason`, once for each attribute and not for each of its values."""

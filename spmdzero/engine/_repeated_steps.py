@@ -14,8 +14,8 @@ from spmdzero.step._gradients import HeldBackward
 from spmdzero.step._numbers import fixed_numbers
 from spmdzero.step._state import Place, tensors_in
 
-# Number of programs that are known at a time, and of beginnings that were seen once.
-_MOST = 64
+# Number of beginnings that are remembered at a time.
+_MOST = 128
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,8 +67,8 @@ class RepeatedSteps:
 
     def __init__(self, training: Training, launching: Launching) -> None:
         self._training, self._launching = training, launching
-        self._known: OrderedDict[Hashable, _Known] = OrderedDict()
-        self._seen: OrderedDict[Hashable, None] = OrderedDict()
+        # None for a beginning whose program is not known.
+        self._known: OrderedDict[Hashable, _Known | None] = OrderedDict()
         self._attempt: _Attempt | None = None
         self.repeated = 0
 
@@ -88,15 +88,13 @@ class RepeatedSteps:
         if not blocked:
             beginning = repeats.beginning(backward.kept)
             alive, key = self._key(backward, beginning, boundary=boundary)
-            known = self._known.get(key)
+            seen, known = key in self._known, self._known.get(key)
             if known is not None and self._start(known, beginning, boundary=boundary):
                 self._known.move_to_end(key)
                 return True
-            if known is not None or key in self._seen:
+            if seen:
                 self._try(key, alive, beginning, backward)
-            self._seen[key] = None
-            if len(self._seen) > _MOST:
-                self._seen.popitem(last=False)
+            self._remember(key, self._known.get(key))
         self._training.gradients.settle()
         return False
 
@@ -119,6 +117,8 @@ class RepeatedSteps:
         training, optimizer = self._training, self._training.optimizer
         assert optimizer is not None
         if [*map(id, training.state.slots.values())] != known.slots:
+            # Their places would keep the former states alive.
+            self.forget()
             return False
         present = [tensor for tensor in tensors_in(known.reads) if tensor is not None]
         into = [
@@ -183,7 +183,7 @@ class RepeatedSteps:
         if repeat is None:
             return
         writes = tuple([places[i] for i in repeat.writes])
-        self._known[attempt.key] = _Known(
+        known = _Known(
             repeat=repeat,
             reads=tuple([places[i] for i in repeat.reads]),
             writes=writes,
@@ -191,10 +191,14 @@ class RepeatedSteps:
             slots=[*map(id, state.slots.values())],
             alive=attempt.alive,
         )
+        self._remember(attempt.key, known)
+
+    def _remember(self, key: Hashable, known: _Known | None) -> None:
+        self._known[key] = known
+        self._known.move_to_end(key)
         if len(self._known) > _MOST:
             self._known.popitem(last=False)
 
     def forget(self) -> None:
         """Forgets all programs."""
         self._known.clear()
-        self._seen.clear()

@@ -25,6 +25,7 @@ logger = logging.getLogger("spmdzero")
 _STEPS_PER_FLUSH = 10
 # The first steps compile; DeepSpeed's ThroughputTimer leaves out as many (utils/timer.py).
 _WARM_UP_STEPS = 2
+_UNMEASURED = contextlib.nullcontext()
 # Timed phases, and their names in a monitor.
 _EVENTS = {"fwd": "forward", "bwd": "backward", "step": "step"}
 
@@ -213,12 +214,12 @@ class WallClock:
         """
         return dict(self._latest)
 
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Measures the time of one of the calls: ``"fwd"``, ``"bwd"`` or ``"step"``."""
-        if not self._wanted:
-            yield
-            return
+        return self._measured(name) if self._wanted else _UNMEASURED
+
+    @contextlib.contextmanager
+    def _measured(self, name: str) -> Iterator[None]:
         steps, start = self._training.counters.global_steps, time.perf_counter()
         yield
         if name == "step":

@@ -41,36 +41,37 @@ def say_offload(settings: SpmdZeroConfig, plan: ShardingPlan) -> None:
     """Logs once where the states rest that the config offloads."""
     zero, memory = settings.zero_optimization, plan.memory()
     optimizer, param = zero.offload_optimizer, zero.offload_param
-    otherwise = (
-        f"rest on the devices: {_backend()} has no host memory "
-        f"beside {runtime.program_platform()} devices. The numbers are the same"
-    )
     if optimizer is not None and optimizer.device == "cpu":
         on_host = dict(memory.on_host)
         there = on_host.get(Role.MASTER, 0) + on_host.get(Role.MOMENT, 0)
         left = memory[Role.MASTER] + memory[Role.MOMENT]
-        log_once(f"offload_optimizer: masters and moments, {_rests(there, left, otherwise)}")
+        log_once(f"offload_optimizer: masters and moments, {_rests(there, left)}")
     if param is not None and param.device == "cpu":
         if zero.stage < 3:
             log_once("offload_param has no effect below stage 3, as in DeepSpeed")
         else:
             there = dict(memory.on_host).get(Role.PARAMETER, 0)
             left = memory[Role.PARAMETER]
-            log_once(f"offload_param: parameters, {_rests(there, left, otherwise)}")
+            log_once(f"offload_param: parameters, {_rests(there, left)}")
 
 
-def _rests(there: int, left: int, otherwise: str) -> str:
+def _rests(there: int, left: int) -> str:
     """Where so many bytes a device rest.
 
     Args:
         there: in host memory.
         left: in the device's memory: what is small or whole, or all of it.
-        otherwise: why all of it is there.
     """
-    if not there:
-        return f"{sized(left)} a device, {otherwise}"
-    small = f" ({sized(left)} of small ones on the devices)" if left else ""
-    return f"{sized(there)} a device, rest in host memory{small}"
+    if there:
+        small = f" ({sized(left)} of small ones on the devices)" if left else ""
+        return f"{sized(there)} a device, rest in host memory{small}"
+    why = (
+        "each is whole, or too small to offload"
+        if runtime.host_memory()
+        else f"{_backend()} has no host memory beside {runtime.program_platform()} devices. The "
+        "numbers are the same"
+    )
+    return f"{sized(left)} a device, rest on the devices: {why}"
 
 
 def _line(settings: SpmdZeroConfig, batch: BatchSizes, mesh: MeshSpec) -> str:

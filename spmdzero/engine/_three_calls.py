@@ -1,8 +1,6 @@
 """The three calls of DeepSpeed's training loop: forward, backward and step."""
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -62,12 +60,6 @@ class ThreeCalls:
         rules = None if training.region is None else training.placer.rules
         self._host_outputs = None if across is None else HostOutputs(across, rules)
 
-    @contextlib.contextmanager
-    def _phase(self, name: str, undo: Callable[[], None] = lambda: None) -> Iterator[None]:
-        # Interrupts wait, and the wall clock runs, as long as one of the three calls does.
-        with held(undo), self._wall_clock.phase(name):
-            yield
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module on one micro-batch.
 
@@ -90,7 +82,7 @@ class ThreeCalls:
         training = self._training
         if is_transforming():
             raise SpmdZeroUsageError(_TRANSFORMED)
-        with self._phase("fwd"), naming_what_left(training):
+        with held(), self._wall_clock.phase("fwd"), naming_what_left(training):
             current, lasting = training.current, training.gradients.outlive_programs
             if current.backward_done and (lasting or len(current.losses) >= _MOST_PASSES):
                 # The caller goes on without the step that would have ended this micro-batch's
@@ -144,7 +136,7 @@ class ThreeCalls:
         """
         training = self._training
         # A user who restarts an interrupted loop would otherwise add this micro-batch twice.
-        with self._phase("bwd", undo=training.restart_step):
+        with held(undo=training.restart_step), self._wall_clock.phase("bwd"):
             check_loss(loss)
             if self._needs_scale:
                 # Otherwise gradients that were not scaled would join scaled ones.
@@ -231,7 +223,7 @@ class ThreeCalls:
                 now and then (`AgreementRhythm`); the micro-batch still counts.
         """
         training = self._training
-        with self._phase("step"):
+        with held(), self._wall_clock.phase("step"):
             training.current.begin_end()
             self._accumulation.refuse_inside("step")
             optimizer = self._require_optimizer("step")

@@ -80,25 +80,26 @@ class LossHealth:
         Returns a copy of `mean`, 0-dim; `loss / parts`, a tensor of its own; and the gradient of
         `loss` with which its backward pass begins.
         """
-        state = self._state
+        state, known = self._state, self._state.numbers["first_bad"]
 
         def watch(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             loss, mean, here, first_bad, finite, *scaled = inputs
             seen = state.mesh.mark(arrays.apart(mean.reshape(())), REPLICATED)
             share = arrays.apart(loss if parts == 1 else loss / parts)
             gradient = _gradient(loss, parts, *scaled)
-            return [*watched(seen, here, first_bad=first_bad, finite=finite), seen, share, gradient]
+            bad, finite = watched(seen, here, first_bad=first_bad, finite=finite)
+            return [bad, seen, share, gradient, *([finite] if self.check else [])]
 
         here = state.mesh.place(step_number(step), waits=True)
-        inputs = [loss, mean, here, state["first_bad"], state["finite"]]
+        inputs = [loss, mean, here, known, state.numbers["finite"]]
         inputs += [] if scale is None else [scale]
         with torch.no_grad():
-            first_bad, finite, seen, share, gradient = self._folds(
+            first_bad, seen, share, gradient, *finite = self._folds(
                 ("watched", parts), watch, inputs
             )
-        state.write("first_bad", first_bad)
+        state.write("first_bad", first_bad, known=known)
         if self.check:
-            state.write("finite", finite)
+            state.write("finite", *finite)
             state.write("loss", seen)
         return seen, share, gradient
 

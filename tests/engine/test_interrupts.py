@@ -168,7 +168,8 @@ def goes_on(engine: spmdzero.Engine, twin: spmdzero.Engine, step: Step, *, lines
     done = twin.global_steps
     with Interrupt(lines) as interrupt:
         step(engine)
-    assert interrupt.came
+    # A step may have fewer lines than the one in which they were counted.
+    assert interrupt.came or interrupt.lines <= lines
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if engine.global_steps == done:
         step(engine)

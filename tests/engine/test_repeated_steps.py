@@ -1,5 +1,7 @@
 """Steps of the three calls whose program is started again, with only their beginning recorded."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -180,6 +182,17 @@ def test_states_that_are_cleared_start_anew() -> None:
     assert compare(clear) >= 1
 
 
+def test_states_that_are_cleared_are_freed() -> None:
+    engine = make_engine()
+    three_calls(engine, 4)
+    assert engine.folding.ends.repeated
+    before = weakref.ref(next(iter(engine.optimizer.state.values()))["exp_avg"])
+    engine.optimizer.state.clear()
+    three_calls(engine, 1, first=4)
+    gc.collect()
+    assert before() is None
+
+
 def test_a_frozen_group_and_other_numbers_of_groups_are_followed() -> None:
     def change(engine: spmdzero.Engine, loss: torch.Tensor, step: int) -> None:
         (group,) = engine.optimizer.param_groups
@@ -208,3 +221,18 @@ def test_an_output_that_the_script_keeps_is_computed() -> None:
 
     assert compare(keep) >= STEPS - 3
     assert [k.item() for k in kept[:STEPS]] == [k.item() for k in kept[STEPS:]]
+
+
+def test_an_average_that_begins_after_the_program_is_known_keeps_what_it_took() -> None:
+    taken: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def copy(engine: spmdzero.Engine, loss: torch.Tensor, step: int) -> None:
+        if step >= 5:
+            weight = next(engine.module.parameters()).detach()
+            average = torch.zeros_like(weight)
+            # Both hold the same memory until one is written.
+            average.copy_(weight)
+            taken.append((average, weight.cpu()))
+
+    assert compare(copy) >= 1
+    assert all(torch.equal(average.cpu(), then) for average, then in taken)

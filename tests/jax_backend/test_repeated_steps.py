@@ -1,4 +1,6 @@
-"""What a step that is recorded again is spared: asking torch for forms, and marking."""
+"""What a step that is recorded again, or started again, is spared."""
+
+import gc
 
 import pytest
 import torch
@@ -7,6 +9,8 @@ import spmdzero
 from spmdzero.backend import Mesh, arrays, compiler
 from spmdzero.backend.jax import _meta
 from spmdzero.backend.jax._dispatch import value_of
+from spmdzero.backend.jax._gathering import JaxGathering
+from spmdzero.backend.jax._values import Value
 from tests.support.contract import make_batch, make_model
 
 DEVICE = torch.device("xla", 0)
@@ -56,16 +60,57 @@ def test_what_a_folded_function_marked_is_not_marked_again(mesh: Mesh) -> None:
     assert torch.equal(arrays.read(made), torch.full((16, 4), 2.0))
 
 
-def test_the_three_calls_record_no_operation_for_each_parameter() -> None:
+def trained(steps: int) -> spmdzero.Engine:
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
         "zero_optimization": {"stage": 2},
     }
-    engine, optimizer, *_ = spmdzero.initialize(model=make_model(), config=config)
-    for step in range(4):
+    engine, *_ = spmdzero.initialize(model=make_model(), config=config)
+    train(engine, steps)
+    return engine
+
+
+def train(engine: spmdzero.Engine, steps: int) -> None:
+    for step in range(steps):
         engine.backward(engine(*make_batch(step, 0)))
         engine.step()
+
+
+def values() -> int:
+    return sum(type(found) is Value for found in gc.get_objects())
+
+
+def test_a_step_leaves_no_value_to_pythons_collector() -> None:
+    # It would keep the batch on the devices until Python looks for cycles.
+    engine = trained(5)
+    gc.collect()
+    before = values()
+    gc.disable()
+    try:
+        train(engine, 3)
+        assert values() == before
+    finally:
+        gc.enable()
+
+
+def test_what_is_computed_on_demand_never_sees_a_later_weight(mesh: Mesh) -> None:
+    weight = mesh.mark(mesh.place(torch.ones(16, 4)), (None, None))
+    following = compiler.fold(lambda given: [mesh.mark(given[0] + 1, (None, None))], [weight])
+    program = compiler.compile_alone(following, [weight], donated={0: 0}, state=1)
+    program.run([weight], [weight])
+    twice = weight * 2
+    JaxGathering(mesh).stand_in(twice)
+    program.run([weight], [weight])
+    assert torch.equal(weight.cpu(), torch.full((16, 4), 3.0))
+    # The program has overwritten what it would be computed from.
+    with pytest.raises(RuntimeError, match="deleted"):
+        twice.cpu()
+
+
+def test_the_three_calls_record_no_operation_for_each_parameter() -> None:
+    engine = trained(4)
+    optimizer = engine.optimizer
     engine.backward(engine(*make_batch(4, 0)))
     optimizer.step()
     tensors = [t for name, t in optimizer.tensors().items() if not name.startswith("counter/")]

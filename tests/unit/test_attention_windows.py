@@ -1,5 +1,6 @@
 """Kernels with windows, soft caps and sinks, interpreted on the CPU, beside the same in torch."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -91,6 +92,42 @@ def test_kernels_compute_windows_caps_and_sinks_forward_and_backward(
     assert to_sinks is not None
     bound = 1e-5 * to_sinks.abs().max().item()
     torch.testing.assert_close(found[4].cpu().double().sum(0), to_sinks, rtol=0, atol=bound)
+
+
+def test_a_window_a_cap_and_sinks_are_differentiable_twice(mesh: Mesh) -> None:
+    drawn = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(ROWS, heads, 160, 16, generator=drawn) for heads in (2, 1, 1))
+    sinks, keys = torch.randn(2, generator=drawn), torch.ones(ROWS, 1, 1, 160, dtype=torch.bool)
+    seen = Seen(causal=True, window=50, keys=None)
+
+    def penalty(attend: Any, *leaves: torch.Tensor) -> Any:
+        """The gradients of the squares of a gradient."""
+        found = torch.autograd.grad(attend(*leaves).tanh().sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum(each.square().sum() for each in found), leaves)
+
+    def kernels(q: Any, k: Any, v: Any, sinks: Any) -> Any:
+        call = Call(
+            query=q, key=k, value=v, sinks=sinks[0], soft_cap=1.5, seen=seen, enable_gqa=True
+        )
+        return call.run(kernels_of_the_backend(), platform="cpu")
+
+    def forward(*tensors: Any) -> Any:
+        leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+        with torch.enable_grad():
+            return penalty(kernels, *leaves)
+
+    probe = Probe(Apply(forward), mesh)
+    with torch.no_grad():
+        found = [*probe(*map(probe.batch, (q, k, v, sinks.expand(ROWS, 2))))]
+    # A device has a row, and the penalty is of the row's own gradient of the sinks.
+    for row in range(ROWS):
+        exact = [tensor[row : row + 1].double() for tensor in (q, k, v)]
+        leaves = [tensor.requires_grad_() for tensor in (*exact, sinks.double())]
+        right = penalty(functools.partial(by_torch, keys=keys[:1], seen=seen, cap=1.5), *leaves)
+        for ours, theirs in zip(found, right, strict=True):
+            bound = 2e-5 * theirs.abs().max().item()
+            mine = ours[row : row + 1].cpu().double().view_as(theirs)
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=bound)
 
 
 def test_masks_of_transformers_are_known_by_what_they_say() -> None:

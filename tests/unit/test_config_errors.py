@@ -36,6 +36,21 @@ def test_a_misspelt_key_is_named_with_its_nearest_name():
     assert refused({"bf16": {1: True}}).key == "bf16"
 
 
+def test_a_fault_in_an_entry_of_a_list_names_the_entry():
+    home = "tensor_parallel.partition_config.layer_specs"
+    row = {"patterns": [".*"]}
+    rows = [
+        ([{"optimizer": None}], "0.optimizer", None, "'optimizer'. The known keys are: "),
+        ([row, row | {"partion_type": "row"}], "1.partion_type", "row", "mean 'partition_type'?"),
+        ([row, row | {"shape": 3}], "1.shape", 3, "this is not a list"),
+        ([row, 3], "1", 3, "an object"),
+    ]
+    for specs, place, value, message in rows:
+        error = refused({"tensor_parallel": {"partition_config": {"layer_specs": specs}}})
+        assert (error.key, error.value) == (f"{home}.{place}", value)
+        assert message in str(error)
+
+
 def test_a_wrong_type_or_range_names_the_key_and_the_value():
     rows = [
         ("train_batch_size", "8", "'8': this is not a whole number"),

@@ -34,7 +34,10 @@ def test_the_models_have_the_size_of_their_names() -> None:
         "gpt2": 124.4 + 38.6,
         "llama-2k": 1235.8,
         "llama-8b": 8030.3,
+        # The whole has 30,532.1 in 48 layers.
+        "qwen3-moe": (30532.1 - 2 * 151.936 * 2.048) * 12 / 48 + 2 * 151.936 * 2.048,
         "bert": 109.5,
+        "vit": 86.6,
         "resnet": 25.6,
     }
     for name, millions in sizes.items():
@@ -60,6 +63,16 @@ def test_the_arithmetic_of_a_model_is_the_papers() -> None:
         seen = case.length / (1 if case.model == "bert" else 2)
         a_token = 6 * weights + 12 * case.layers * case.width * seen
         assert model_flops(case) == pytest.approx(case.tokens * a_token, rel=1e-6), name
+    # Of experts those count that a token goes through, 8 of 128; a vision transformer's forward has
+    # 17.58 billion multiplications and additions an image, its paper's, of attention too.
+    moe = CASES["qwen3-moe"]
+    everything = sum(p.numel() for p in torch_models.build(moe, fused_loss=False).parameters())
+    idle = 120 * 3 * moe.width * moe.inner * moe.layers + moe.vocabulary * moe.width
+    pairs = 6 * moe.layers * moe.heads * moe.size * moe.length
+    assert model_flops(moe) == pytest.approx(
+        moe.tokens * (6 * (everything - idle) + pairs), rel=1e-3
+    )
+    assert model_flops(CASES["vit"]) == pytest.approx(64 * 3 * 2 * 17.58e9, rel=0.01)
     # 4.09 billion multiplications and additions an image in its forward.
     assert model_flops(CASES["resnet"]) == pytest.approx(64 * 3 * 2 * 4.09e9, rel=0.01)
 

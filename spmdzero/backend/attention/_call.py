@@ -12,6 +12,9 @@ from spmdzero.backend.attention._function import Kernels, attend
 
 # A head's width is padded with zeros to whole sublanes of 16-bit numbers.
 _WIDTH = 16
+# The widest head of cuDNN's on every GPU that has it.
+_CUDNN_WIDTH = 128
+_TAKEN = {"cuda": (torch.bfloat16, torch.float16)}
 
 
 class PlainError(Exception):
@@ -57,11 +60,12 @@ class Call:
     def _mask(self) -> torch.Tensor | None:
         return self.attn_mask if self.seen is None else self.seen.keys
 
-    def require_kernel(self, *, short: bool) -> None:
+    def require_kernel(self, *, short: bool, platform: str = "tpu") -> None:
         """Checks that the kernels can compute the call.
 
         Args:
             short: whether to take lengths below a block too, which are mostly padding.
+            platform: of the program, see `Form`.
 
         Raises:
             PlainError: they can't.
@@ -70,18 +74,33 @@ class Call:
             raise PlainError("the kernels drop no weights (dropout_p > 0)")
         tensors = (self.query, self.key, self.value)
         dtypes = {tensor.dtype for tensor in tensors}
-        if not dtypes <= {torch.bfloat16, torch.float32} or len(dtypes) > 1:
-            names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-            raise PlainError(f"the kernels take bfloat16 or float32, not {names}")
+        taken = _TAKEN.get(platform, (torch.bfloat16, torch.float32))
+        if not dtypes <= {*taken} or len(dtypes) > 1:
+            names = " and ".join(sorted(map(_name, dtypes)))
+            raise PlainError(f"the kernels take {' or '.join(map(_name, taken))}, not {names}")
         if any(tensor.dim() not in (3, 4) for tensor in tensors) or self.query.dim() != (
             self.key.dim()
         ):
             raise PlainError("the kernels take [batch, heads, length, width]")
-        if not short:
+        if not short and platform != "cuda":
             self._require_lengths()
         self._require_heads()
         if self._mask is not None:
             self._require_mask(self._mask)
+        if platform == "cuda":
+            self._require_cudnn()
+
+    def _require_cudnn(self) -> None:
+        if self._mask is not None:
+            raise PlainError("cuDNN is asked for causal masks and windows alone")
+        if self.seen is not None and self.seen.window is not None and not self.seen.causal:
+            raise PlainError("cuDNN's windows are causal")
+        if self.soft_cap is not None or self.sinks is not None:
+            raise PlainError("cuDNN is asked for no soft caps and no sinks")
+        width, own = self.query.shape[-1], self.value.shape[-1]
+        if width != own or width > _CUDNN_WIDTH:
+            said = f"{width}" if width == own else f"{width} and {own}"
+            raise PlainError(f"cuDNN is asked for heads up to {_CUDNN_WIDTH} wide, not {said}")
 
     def _require_lengths(self) -> None:
         lengths = self.query.shape[-2], self.key.shape[-2]
@@ -105,7 +124,7 @@ class Call:
         if mask.requires_grad and torch.is_grad_enabled():
             raise PlainError("the mask wants a gradient, which the kernels don't compute")
         if mask.dtype not in (torch.bool, torch.bfloat16, torch.float32):
-            raise PlainError(f"the mask is {str(mask.dtype).removeprefix('torch.')}")
+            raise PlainError(f"the mask is {_name(mask.dtype)}")
         if mask.dim() > self.query.dim():
             raise PlainError("the mask has more dims than the query")
         whole = (*self.query.shape[:-1], self.key.shape[-2])
@@ -121,7 +140,9 @@ class Call:
         scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
         mask = None if self._mask is None else _of_four(self._mask, dims)
         seen = self.seen or Seen(causal=self.is_causal, window=None, keys=None)
-        q_length, kv_length = padded_length(q.shape[2]), padded_length(k.shape[2])
+        q_length, kv_length = q.shape[2], k.shape[2]
+        if platform != "cuda":
+            q_length, kv_length = padded_length(q_length), padded_length(kv_length)
         q = _padded(q * scale, q_length)
         k, v = _padded(k, kv_length), _padded(v, kv_length)
         form = Form(
@@ -147,6 +168,10 @@ class Call:
         out = attend(kernels, form, [q, k, v, *masks, *sinks])
         out = out[:, :, : self.query.shape[-2], : self.value.shape[-1]]
         return out if dims == 4 else out.squeeze(1)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _of_four(tensor: torch.Tensor, dims: int) -> torch.Tensor:

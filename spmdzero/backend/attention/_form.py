@@ -12,7 +12,12 @@ _BLOCKS = (1024, 512, 256, 128)
 _CAUSAL_BLOCK = 512
 # The largest allowed part of padding in the padded length, which makes larger blocks possible.
 _PADDING = 1 / 8
-_DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.bool: "bool"}
+_DTYPES = {
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+    torch.float32: "float32",
+    torch.bool: "bool",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,10 +26,10 @@ class Form:
 
     Attributes:
         batch, heads, kv_heads: of the query; `kv_heads` of key and value, which divides `heads`.
-        q_length, kv_length: padded to whole blocks.
+        q_length, kv_length: padded to whole blocks; as they are for cuDNN.
         kv_used: number of keys before the padding.
         head_dim, value_dim: the widths of query and key, and of value.
-        dtype: ``"bfloat16"`` or ``"float32"``.
+        dtype: ``"bfloat16"`` or ``"float32"``, or ``"float16"`` of cuDNN.
         causal: whether query i sees only the keys up to i.
         window: query i sees only keys nearer than this: j with ``|i - j| < window``; None for all.
         soft_cap: c of ``c * tanh(product / c)``, by which products are limited before a mask; None
@@ -35,8 +40,8 @@ class Form:
             ``"bool"`` says what is seen, ``"bias"`` is added to the products in fp32; None for
             none.
         mask_shape: the shape of the mask.
-        platform: of the program, as XLA names it. Other platforms than the TPU interpret the
-            kernels.
+        platform: of the program, as XLA names it: ``"tpu"``, whose kernels ``"cpu"`` interprets,
+            or ``"cuda"``, which has cuDNN's.
     """
 
     batch: int

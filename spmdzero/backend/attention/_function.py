@@ -38,6 +38,10 @@ def jax_function(direction: Direction, form: Form) -> Callable[..., tuple[Any, .
 
     It imports jax, which not every backend needs.
     """
+    if form.platform == "cuda":
+        from spmdzero.backend.attention import _cudnn
+
+        return functools.partial(getattr(_cudnn, direction), form)
     from spmdzero.backend.attention import _masked, _sinks, _splash
 
     kernels: Any = _splash if form.mask is None else _masked

@@ -36,15 +36,15 @@ class AttentionKernels(TorchFunctionMode):
     """Computes attention by kernels where the config asks for them and they can.
 
     Args:
-        choice: ``"auto"`` uses kernels in programs for TPUs, ``"kernel"`` in all: other platforms
-            interpret them, slowly.
+        choice: ``"auto"`` uses kernels in programs for TPUs and GPUs, ``"kernel"`` in all: the CPU
+            interprets them, slowly.
         kernels: those of the backend.
         owner: the module whose forward runs, to name submodules.
         is_global: whether the forward runs in global space, where no kernel can run.
         rows: moves rows that devices share around each call; None where none are.
 
     Attributes:
-        calls: how each call was computed, in order; empty if ``"auto"`` isn't for a TPU.
+        calls: how each call was computed, in order; empty if ``"auto"`` is for a CPU.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class AttentionKernels(TorchFunctionMode):
         super().__init__()
         self._kernels, self._rows = kernels, rows
         self._owner, self._always, self._is_global = owner, choice == "kernel", is_global
-        on_tpu = runtime.program_platform() == "TPU"
-        self._platform = "tpu" if on_tpu else "cpu"
-        self._active = choice != "plain" and (on_tpu or self._always)
+        platform = runtime.program_platform().lower()
+        self._platform = platform if platform in ("tpu", "cuda") else "cpu"
+        self._active = choice != "plain" and (self._platform != "cpu" or self._always)
         self.calls: list[AttentionCall] = []
         self._repeated, self._masks = Repeated(), Masks()
         self._around = contextlib.ExitStack()
@@ -133,7 +133,7 @@ class AttentionKernels(TorchFunctionMode):
             if seen is not None and not options.get("is_causal"):
                 options |= {"attn_mask": None, "seen": seen}
             call = Call(query=_cast(query), key=_cast(key), value=_cast(value), **options)
-            call.require_kernel(short=self._always)
+            call.require_kernel(short=self._always, platform=self._platform)
         except PlainError as reason:
             self.calls.append(AttentionCall(where=where, plain_because=str(reason)))
             log_once(
@@ -147,7 +147,7 @@ class AttentionKernels(TorchFunctionMode):
     def _require_a_way(self) -> None:
         if self._is_global:
             raise PlainError("the forward is global, and GSPMD can't split a kernel")
-        said, fix = _missing(self._kernels.version), self._kernels.install
+        said, fix = _missing(self._kernels.version, self._platform), self._kernels.install
         if said is None:
             return
         if self._always:
@@ -155,7 +155,7 @@ class AttentionKernels(TorchFunctionMode):
         raise PlainError(f"{said}: {fix}")
 
 
-def _missing(wanted: str | None) -> str | None:
+def _missing(wanted: str | None, platform: str) -> str | None:
     """The reason why JAX's kernels can't be used, of the one `wanted` version or of any."""
     if not importlib.util.find_spec("jax"):
         return "jax, in which the kernels are written, is not installed"
@@ -163,7 +163,10 @@ def _missing(wanted: str | None) -> str | None:
     if wanted is not None:
         other = f"jax {found} is installed, and the kernels are read as jax {wanted} writes them"
         return None if found == wanted else other
-    from spmdzero.backend.attention._splash import is_as_known
+    if platform == "cuda":
+        from spmdzero.backend.attention._cudnn import is_as_known
+    else:
+        from spmdzero.backend.attention._splash import is_as_known
 
     return None if is_as_known() else f"jax {found} has other kernels than those that are known"
 

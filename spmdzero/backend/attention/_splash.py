@@ -6,7 +6,6 @@ NumPy arrays, because an array of JAX's would start a backend.
 """
 
 import functools
-import inspect
 import operator
 from typing import Any
 
@@ -16,6 +15,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask_info as info
 
 from spmdzero.backend.attention._form import Form, block_of
+from spmdzero.backend.attention._private import are_as_known
 
 _OF_ONE_DEVICE = {"downcast_smem_data": True, "head_shards": 1, "q_seq_shards": 1}
 
@@ -35,11 +35,8 @@ _BACKWARD = (
 @functools.cache
 def is_as_known() -> bool:
     """Whether the private functions of the installed JAX have the parameters that were tested."""
-    known = (("_splash_attention_forward", _FORWARD), ("_splash_attention_bwd", _BACKWARD))
-    return all(
-        tuple(inspect.signature(getattr(splash, name, print)).parameters) == parameters
-        for name, parameters in known
-    )
+    known = {"_splash_attention_forward": _FORWARD, "_splash_attention_bwd": _BACKWARD}
+    return are_as_known(splash, known)
 
 
 class _Seen(masks._ComputableMask):

@@ -2,43 +2,30 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
-from spmdzero.backend.jax import _host
 from spmdzero.backend.jax._dispatch import own_values, value_of
 from spmdzero.backend.jax._donation import in_order
-from spmdzero.backend.jax._execute import Executable, compilations
+from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._folded import Recorded
-from spmdzero.backend.jax._generator import generator
 from spmdzero.backend.jax._graph_function import marked_spec
-from spmdzero.backend.jax._memory import copied
-from spmdzero.backend.jax._results import Results
-from spmdzero.backend.jax._uploads import given
-from spmdzero.backend.jax._versions import wide_numbers
+from spmdzero.backend.jax._replay import Replay
+from spmdzero.backend.jax._values import Value
 from spmdzero.backend.protocols._compiler import FoldedFunction
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class CompiledProgram:
-    """A compiled program and the arrangement of its inputs and outputs.
+    """A compiled function of tensors.
 
     Attributes:
-        program: JAX's executable.
-        inputs: for each input the index of a source, or after them of a constant.
-        constants: arrays.
-        donated: numbers of the inputs that are donated, each with the index of its source.
-        results: the outputs of the function.
-        seeds: numbers of the inputs that take a new seed at each run.
+        replay: starts it with the arguments and, after them, `constants`.
+        constants: values that it reads beside its arguments.
     """
 
-    program: Executable
-    inputs: tuple[int, ...]
-    constants: tuple[Any, ...]
-    donated: tuple[tuple[int, int], ...]
-    results: Results
-    seeds: frozenset[int]
+    replay: Replay
+    constants: tuple[Value, ...]
 
     def run(
         self, sources: Sequence[torch.Tensor], into: Sequence[torch.Tensor | None]
@@ -51,17 +38,9 @@ class CompiledProgram:
 
         Returns the function's outputs; the devices may still be computing them.
         """
-        values = own_values(sources)
-        pool = [*given(values), *self.constants]
-        arrays = [pool[index] for index in self.inputs]
-        # Another tensor shares this memory, such as one that was a copy of it.
-        for place in [place for place, index in self.donated if values[index].holders > 1]:
-            with wide_numbers():
-                arrays[place] = copied(arrays[place])
-        if self.seeds:
-            seed = _host.seed(generator.take()).array
-            arrays = [seed if place in self.seeds else a for place, a in enumerate(arrays)]
-        return self.results.held(self.program.run(arrays), into)
+        pool = [*own_values(sources), *self.constants]
+        outputs = self.replay.started([pool[index] for index in self.replay.inputs])
+        return self.replay.held(outputs, into)
 
 
 def compile_alone(
@@ -96,17 +75,14 @@ def compile_alone(
     program = compilations.executable(
         ordered, [value.array for value in values], donated=numbers, shardings=shardings
     )
-    fixed = [v.array for a, v in zip(arguments, values, strict=True) if not isinstance(a, int)]
+    fixed = [v for a, v in zip(arguments, values, strict=True) if not isinstance(a, int)]
     constants = iter(range(len(sources), len(sources) + len(fixed)))
-    inputs = tuple([a if isinstance(a, int) else next(constants) for a in arguments])
-    return CompiledProgram(
+    replay = Replay(
         program=program,
-        inputs=inputs,
-        constants=tuple(fixed),
-        donated=tuple([(place, inputs[place]) for place in numbers]),
-        results=Results(
-            places=tuple([order.index(index) for index in range(len(graph.outputs))]),
-            shapes=tuple([(tuple(slot.shape), slot.dtype) for slot in graph.outputs]),
-        ),
+        inputs=tuple([a if isinstance(a, int) else next(constants) for a in arguments]),
+        donated=tuple([(place, True) for place in numbers]),
+        places=tuple([order.index(index) for index in range(count)]),
+        shapes=tuple([(tuple(slot.shape), slot.dtype) for slot in graph.outputs]),
         seeds=recorded.seeds,
     )
+    return CompiledProgram(replay=replay, constants=tuple(fixed))

@@ -14,6 +14,8 @@ _serial = itertools.count()
 # A dict by ids, because another thread, as one that loads batches, may make tensors meanwhile: its
 # values are copied to a list at once, while a WeakSet must not change during a walk.
 _cells: "dict[int, weakref.ref[Cell]]" = {}
+# Those that were given a pending value, which may have been computed since.
+_written: "dict[int, weakref.ref[Cell]]" = {}
 
 
 class Cell:
@@ -40,6 +42,8 @@ class Cell:
         self.serial = next(_serial)
         value.holders += 1
         _cells[id(self)] = weakref.ref(self)
+        if value.node is not None:
+            _written[id(self)] = _cells[id(self)]
 
     def __del__(self) -> None:
         """Counts this cell out of its value's holders.
@@ -66,6 +70,8 @@ class Cell:
         self.held.holders -= 1
         self.held = new
         self.writes += 1
+        if new.node is not None:
+            _written[id(self)] = _cells[id(self)]
 
     def bring_home(self) -> None:
         """Has what it holds in the memory where it rests; an annotation is no write."""
@@ -101,6 +107,21 @@ def cells() -> Iterator[Cell]:
         cell = found()
         if cell is not None:
             yield cell
+
+
+def _pending_cells() -> list[Cell]:
+    """The cells that hold a pending value; forgets those of `_written` that don't any more."""
+    pending: list[Cell] = []
+    for key, found in list(_written.items()):
+        cell = found()
+        if cell is not None and cell.held.node is not None:
+            pending.append(cell)
+            continue
+        dropped = _written.pop(key, found)
+        # Another thread may have put one there, or written into this one, meanwhile.
+        if dropped is not found or (cell is not None and cell.held.node is not None):
+            _written[key] = dropped
+    return pending
 
 
 class Kept:
@@ -144,7 +165,7 @@ def pending_values(*, but: Kept | None = None) -> list[Value]:
     for kept in [*_kept]:
         if kept is not but and kept.first is not None:
             kept.first()
-    pending = [cell for cell in cells() if cell.held.node is not None]
+    pending = _pending_cells()
     for cell in pending:
         if cell.home is not None:
             cell.bring_home()

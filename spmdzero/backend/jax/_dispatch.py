@@ -209,20 +209,6 @@ def recorded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return type(made)(results) if isinstance(made, list | tuple) else results[0]
 
 
-def recorded_as(func: Any, args: tuple[Any, ...], like: torch.Tensor) -> torch.Tensor:
-    """Records an operation whose result torch doesn't know, but which is like `like`.
-
-    Args:
-        func: an operation with an entry in the table.
-        args: its inputs.
-        like: a tensor on the meta device.
-    """
-    op = AtenOp.of(func)
-    assert op is not None
-    given, kwargs = _map(args, {}, torch.Tensor, _valuing(args))
-    return over(_noted(op, given, kwargs, [like])[0], like)
-
-
 def _apart(func: Any, made: Any, args: Any) -> Any:
     """The result of torch's decomposition, cloned where the operation must not return its inputs.
 

@@ -7,6 +7,7 @@ import jax
 import torch
 
 from spmdzero.backend.jax._dispatch import own_value, value_of
+from spmdzero.backend.jax._graph import in_order
 from spmdzero.backend.jax._operations import MeshOp
 from spmdzero.backend.jax._slice import within_tensor
 from spmdzero.backend.jax._tensor import LazyTensor, alias_of, meta_of, over
@@ -58,7 +59,11 @@ class JaxGathering:
 
     def stand_in(self, whole: torch.Tensor) -> Any:
         """Leaves `whole` out of programs until its value is asked for; returns its source."""
-        value_of(whole).on_demand = True
+        value = value_of(whole)
+        value.on_demand = True
+        for node in in_order(value, ()):
+            for leaf in node.values:
+                leaf.lasts = True
         return self.source_of(whole)
 
     def stamp(self, tensor: torch.Tensor) -> Any:

@@ -128,16 +128,15 @@ class _Builder:
         self.steps: list[Step] = []
         self.given: dict[int, Slot] = {}
         self.leaves: list[Value] = []
-        self._slots: dict[int, Slot] = {}
+        # Id of a node -> the slots of its results.
+        self._made: dict[int, tuple[Slot, ...]] = {}
         self._known: dict[Any, tuple[Slot, ...]] = {}
         self._count = 0
 
     def slot(self, root: Value) -> Slot:
-        for node in in_order(root, self._slots):
+        for node in in_order(root, self._made):
             self._add(node)
-        if id(root) not in self._slots:
-            self._leaf(root)
-        return self._slots[id(root)]
+        return self._get(root)
 
     def new(self, shape: Any, dtype: Any, space: Space) -> Slot:
         """A slot with a new number."""
@@ -145,31 +144,29 @@ class _Builder:
         return Slot(self._count, tuple(shape), dtype, space)
 
     def _leaf(self, value: Value) -> Slot:
-        slot = self.new(value.shape, value.dtype, value.space)
-        self._slots[id(value)] = self.given[id(value)] = slot
+        slot = self.given[id(value)] = self.new(value.shape, value.dtype, value.space)
         self.leaves.append(value)
         return slot
 
     def _add(self, node: Node) -> None:
-        for value in node.values:
-            if id(value) not in self._slots:
-                self._leaf(value)
         get = self._get
+        for value in node.values:
+            get(value)
         args, kwargs = mapped(node.args, Value, get), mapped(dict(node.kwargs), Value, get)
-        made = self._step(node, args, kwargs, node.outputs)
-        for value, slot in zip(node.outputs, made, strict=True):
-            self._slots[id(value)] = slot
+        self._made[id(node)] = self._step(node, args, kwargs, node.forms)
 
     def _get(self, value: Value) -> Slot:
-        return self._slots[id(value)]
+        if value.node is not None:
+            return self._made[id(value.node)][value.index]
+        return self.given.get(id(value)) or self._leaf(value)
 
     def _step(
-        self, like: Node | Step, args: Any, kwargs: Any, forms: Sequence[Value | Slot]
+        self, like: Node | Step, args: Any, kwargs: Any, forms: Sequence[tuple[Any, Any]]
     ) -> tuple[Slot, ...]:
         given = form_of(args, Slot, _numbered), form_of(kwargs, Slot, _numbered)
-        known = (like.op.key, given, tuple([form.dtype for form in forms]))
+        known = (like.op.key, given, tuple([dtype for _, dtype in forms]))
         if known not in self._known:
-            made = tuple([self.new(form.shape, form.dtype, like.space) for form in forms])
+            made = tuple([self.new(shape, dtype, like.space) for shape, dtype in forms])
             step = Step(like.op, args, kwargs, made, like.space, like.scope, like.place)
             self.steps.append(step)
             self._known[known] = made
@@ -187,7 +184,8 @@ class _Builder:
             if isinstance(step.op, Folded):
                 made = self.inline(step.op.graph, args)
             else:
-                made = self._step(step, args, kwargs, step.made)
+                forms = [(slot.shape, slot.dtype) for slot in step.made]
+                made = self._step(step, args, kwargs, forms)
             moved |= {old.number: new for old, new in zip(step.made, made, strict=True)}
         return tuple([moved[slot.number] for slot in graph.outputs])
 
@@ -216,7 +214,7 @@ def in_order(root: Value, known: Container[int]) -> Iterator[Node]:
     """The nodes that `root` needs, inputs first; without recursion, because graphs are deep.
 
     Args:
-        known: ids of the values whose nodes were seen before.
+        known: ids of the nodes that were seen before.
     """
     if root.node is None:
         return
@@ -224,7 +222,7 @@ def in_order(root: Value, known: Container[int]) -> Iterator[Node]:
     stack: list[tuple[Node, bool]] = [(root.node, False)]
     while stack:
         node, ready = stack.pop()
-        if id(node) in done or id(node.outputs[0]) in known:
+        if id(node) in done or id(node) in known:
             continue
         if ready:
             done.add(id(node))
@@ -232,8 +230,9 @@ def in_order(root: Value, known: Container[int]) -> Iterator[Node]:
             continue
         stack.append((node, True))
         for value in reversed(node.values):
-            if value.node is not None and id(value) not in known and id(value.node) not in done:
-                stack.append((value.node, False))
+            before = value.node
+            if before is not None and id(before) not in known and id(before) not in done:
+                stack.append((before, False))
 
 
 def _numbered(slot: Slot) -> tuple[str, int]:

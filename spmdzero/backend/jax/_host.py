@@ -51,11 +51,10 @@ traffic = Traffic()
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """A copy of a CPU tensor; numpy has its dtype from ml_dtypes where it lacks one."""
-    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     if tensor.dtype in _BITS:
-        bits = tensor.view(_BITS[tensor.dtype]).numpy()
-        return bits.view(np.dtype(str(tensor.dtype).removeprefix("torch."))).copy()
-    return tensor.numpy().copy()
+        bits = to_numpy(tensor.detach().resolve_neg().contiguous().view(_BITS[tensor.dtype]))
+        return bits.view(np.dtype(str(tensor.dtype).removeprefix("torch.")))
+    return tensor.numpy(force=True).copy()
 
 
 def to_torch(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:

@@ -33,6 +33,9 @@ _ON_CPU: dict[str, bool | str] = {
     # of them whole until the last one is there. An older one has no such pass.
     "xla_disable_hlo_passes": "cpu-all-reduce-combiner",
 }
+# Otherwise the compiler leaves out roundings to 16 bits between operations: losses and gradients
+# would have more bits than torch's, and what overflows in fp16 would not.
+_ON_GPU: dict[str, bool | str] = {"xla_allow_excess_precision": False}
 
 
 def flags_for(name: str, *, chip: str | None = None) -> Mapping[str, str]:
@@ -51,7 +54,8 @@ def of_devices() -> dict[str, Any] | None:
     platform = jax.default_backend()
     if platform != "tpu" and chosen.name != "none":
         log_once(no_effect_here(chosen.name))
-    return of_tpu() if platform == "tpu" else dict(of_cpu()) if platform == "cpu" else None
+    options = {"tpu": of_tpu, "cpu": of_cpu, "gpu": _ON_GPU.copy}.get(platform, dict)()
+    return dict(options) or None
 
 
 def of_tpu() -> dict[str, str]:

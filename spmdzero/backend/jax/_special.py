@@ -14,10 +14,10 @@ from spmdzero.backend.jax._dispatch import (
     meta_result,
     read,
     recorded,
-    recorded_as,
     special,
     value_of,
 )
+from spmdzero.backend.jax._grouped import grouped_mm
 from spmdzero.backend.jax._tensor import LazyTensor, become, meta_of, over
 from spmdzero.backend.jax._writes import write
 from spmdzero.errors import SpmdZeroRuntimeError
@@ -107,7 +107,7 @@ def _grouped_mm(
     if tensor.dim() == mat2.dim():
         shape.insert(0, tensor.shape[0] if tensor.dim() == 3 else offs.shape[0])
     like = torch.empty(shape, dtype=tensor.dtype, device="meta")
-    return recorded_as(_aten._grouped_mm.default, (tensor, mat2, offs), like)
+    return grouped_mm(tensor, mat2, offs, like)
 
 
 # A torch without the operation has no model that uses it.

@@ -64,11 +64,12 @@ class Value:
         on_demand: whether it is computed only when it is asked for, not with the next program.
         form: shape, dtype and sharding of a computed value, once somebody has asked for them.
         replaces: serial of the computed value that it replaces in a tensor; 0 for none.
+        lasts: whether something that is computed on demand reads it.
     """
 
     __slots__ = (
-        "__weakref__", "array", "dtype", "failed", "form", "holders", "index", "node", "on_demand",
-        "replaces", "serial", "shape", "space", "stand_in", "uploaded",
+        "__weakref__", "array", "dtype", "failed", "form", "holders", "index", "lasts", "node",
+        "on_demand", "replaces", "serial", "shape", "space", "stand_in", "uploaded",
     )  # fmt: skip
 
     def __init__(
@@ -86,7 +87,7 @@ class Value:
         self.node, self.index, self.array = node, index, array
         self.stand_in, self.serial = stand_in, next(_serial)
         self.holders, self.uploaded, self.failed, self.replaces = 0, False, False, 0
-        self.on_demand = False
+        self.on_demand = self.lasts = False
         self.form: tuple[tuple[int, ...], torch.dtype, str] | None = None
 
     @property
@@ -99,6 +100,11 @@ class Value:
     def pending(self) -> bool:
         """Whether the value is the result of operations that have not been started."""
         return self.node is not None
+
+    def renew(self, array: Any) -> None:
+        """Becomes another value of the same form, for a tensor that alone holds this one."""
+        self.array, self.serial = array, next(_serial)
+        self.space, self.uploaded = Space.GLOBAL, False
 
     def take_place_of(self, old: "Value") -> None:
         """Records that a tensor holds this value after `old`, whose memory suits it."""
@@ -122,7 +128,8 @@ class Node:
         space: where it is computed.
         scope: the names around it, outermost first.
         place: file and line of the user's code.
-        outputs: its results.
+        forms: shape and dtype of each result. The results themselves know the node: if it knew
+            them, they and its inputs would stay until Python looks for cycles.
     """
 
     op: Op
@@ -132,7 +139,7 @@ class Node:
     space: Space
     scope: tuple[str, ...] = ()
     place: tuple[str, int] | None = None
-    outputs: tuple[Value, ...] = ()
+    forms: tuple[tuple[tuple[int, ...], torch.dtype], ...] = ()
 
 
 class _Here(threading.local):
@@ -205,12 +212,12 @@ def record(
     space = op.makes
     if space is None:
         space = max((value.space for value in values), default=Space.NEUTRAL)
-    node = Node(op, args, kwargs, values, space, tuple(_here.scopes), user_place())
+    made = tuple([(tuple(shape), dtype) for shape, dtype in forms])
+    node = Node(op, args, kwargs, values, space, tuple(_here.scopes), user_place(), made)
     stand_in = bool([value for value in values if value.stand_in])
-    node.outputs = tuple(
+    return tuple(
         [
             Value(shape, dtype, space, node=node, index=index, stand_in=stand_in)
-            for index, (shape, dtype) in enumerate(forms)
+            for index, (shape, dtype) in enumerate(made)
         ]
     )
-    return node.outputs

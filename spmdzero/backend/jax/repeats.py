@@ -9,15 +9,12 @@ import torch
 
 from spmdzero.backend.jax._cells import Kept, pending_values
 from spmdzero.backend.jax._dispatch import own_value, own_values
-from spmdzero.backend.jax._execute import Executable, start
+from spmdzero.backend.jax._execute import start
 from spmdzero.backend.jax._generator import generator
-from spmdzero.backend.jax._memory import copied
-from spmdzero.backend.jax._results import Results
+from spmdzero.backend.jax._replay import Replay
 from spmdzero.backend.jax._signature import Signature
 from spmdzero.backend.jax._tensor import over
-from spmdzero.backend.jax._uploads import given as uploaded
 from spmdzero.backend.jax._values import Value
-from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax.arrays import form_at, form_of
 from spmdzero.backend.protocols._arrays import Form
 
@@ -75,30 +72,23 @@ class Repeat:
     """A program whose inputs are found in a like beginning, the state and the host's numbers.
 
     Attributes:
-        program: the program.
-        inputs: for each input its index among `given` of the beginning, `reads`, the numbers and
-            `constants`, one after the other.
+        replay: starts the program with `given` of the beginning, `reads`, the numbers and
+            `constants`, one after the other; its results are those of `writes`.
         forms: shape, dtype and sharding of each input.
-        donated: numbers of the inputs that are donated, each with whether the program writes into
-            the tensor that holds it.
         same: indices in `reads`, each with that of the same value among `given` and `roots` of the
             beginning.
-        constants: tensors that are the same at each start.
+        constants: values that are the same at each start.
         roots: for each root of the beginning the number of the output that computes it.
         reads, writes: see `spmdzero.backend.Repeat`.
-        results: those of `writes`.
     """
 
-    program: Executable
-    inputs: tuple[int, ...]
+    replay: Replay
     forms: tuple[Form, ...]
-    donated: tuple[tuple[int, bool], ...]
     same: tuple[tuple[int, int], ...]
-    constants: tuple[torch.Tensor, ...]
+    constants: tuple[Value, ...]
     roots: tuple[int, ...]
     reads: tuple[int, ...]
     writes: tuple[int, ...]
-    results: Results
 
     def start(
         self,
@@ -113,32 +103,25 @@ class Repeat:
         present = own_values(state)
         if [place for place, other in self.same if present[place] is not begun[other]]:
             return None
-        pool = [*beginning.given, *present, *own_values([*numbers, *self.constants])]
-        inputs = [pool[place] for place in self.inputs]
+        pool = [*beginning.given, *present, *own_values(numbers), *self.constants]
+        inputs = [pool[place] for place in self.replay.inputs]
         for value, form in zip(inputs, self.forms, strict=True):
             if (value.form or form_of(value)) != form:
                 return None
         if jax.process_count() > 1 and self._shares(inputs, beginning.kept):
             return None
-        arrays = uploaded(inputs)
         beginning.kept.release()
-        # Another tensor shares this memory.
-        for place in [n for n, own in self.donated if inputs[n].holders > own]:
-            with wide_numbers():
-                arrays[place] = copied(arrays[place])
-        results = self.program.run(arrays)
-        for place, _ in self.donated:
-            inputs[place].array = None
+        outputs = self.replay.started(inputs)
         for value, place in zip(beginning.roots, self.roots, strict=True):
-            value.array, value.node = results[place], None
-        made = self.results.held(results, into)
+            value.array, value.node = outputs[place], None
+        made = self.replay.held(outputs, into)
         generator.advance()
         return made
 
     def _shares(self, inputs: Sequence[Value], kept: Kept) -> bool:
         """Whether a donated input has to be copied, in which other hosts would take no part."""
         here = Counter(map(id, kept.values))
-        donated = [(inputs[place], own) for place, own in self.donated]
+        donated = [(inputs[place], own) for place, own in self.replay.donated]
         return any(value.holders - here[id(value)] > own for value, own in donated)
 
 
@@ -177,18 +160,19 @@ def learn(
     ):
         return None
     overwritten = {id(old[i]) for i in writes if i < len(old)}
-    return Repeat(
+    replay = Replay(
         program=started.program,
         inputs=tuple([where[id(leaf)] for leaf in started.leaves]),
-        forms=tuple(map(form_at, started.leaves, started.shardings)),
         donated=tuple([(n, id(started.leaves[n]) in overwritten) for n in started.donated]),
+        places=tuple([made[id(value)] for value in results]),
+        shapes=tuple([(value.shape, value.dtype) for value in results]),
+    )
+    return Repeat(
+        replay=replay,
+        forms=tuple(map(form_at, started.leaves, started.shardings)),
         same=tuple([(n, begun[id(old[i])]) for n, i in enumerate(reads) if id(old[i]) in begun]),
-        constants=tuple(constants),
+        constants=tuple(fixed[len(numbers) :]),
         roots=tuple([made[id(root)] for root in roots]),
         reads=tuple(reads),
         writes=tuple(writes),
-        results=Results(
-            places=tuple([made[id(value)] for value in results]),
-            shapes=tuple([(value.shape, value.dtype) for value in results]),
-        ),
     )

@@ -1,6 +1,7 @@
 """Joins what DeepSpeed's model-parallel ranks (AutoTP) have saved: each has a part of a weight."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
@@ -53,6 +54,7 @@ class ModelRanks:
             if split is not None:
                 self._splits[name] = split
 
+    @functools.cached_property
     def model(self) -> ModelFile:
         """The model file with whole weights; the rest of its content is the first rank's."""
         first = self._models[0]
@@ -86,7 +88,7 @@ class ModelRanks:
             parts = [each.tensors[key] for each in saved]
             # A state may be one number for all of a parameter.
             tensors[key] = self._joined(name, parts) if parts[0].shape else parts[0]
-        return dataclasses.replace(first, model=self.model(), tensors=tensors)
+        return dataclasses.replace(first, model=self.model, tensors=tensors)
 
     def check_copies(self, tensors: Mapping[str, Sequence[StoredTensor]]) -> Check:
         """A check that the ranks hold the same values of what each holds whole.

@@ -30,14 +30,14 @@ def read_partitioned(
     Raises:
         SpmdZeroCheckpointError: a rank's file is missing, can't be read, or doesn't fit the others.
     """
-    of_model: Any = {"states": "model", "model_rank": model_rank}
-    found = rank_files(folder, **of_model)
+    found = rank_files(folder, states="model", model_rank=model_rank)
     if not found:
         raise damaged(
-            folder / rank_file(0, **of_model), "there is no such file, and the checkpoint needs it"
+            folder / rank_file(0, states="model", model_rank=model_rank),
+            "there is no such file, and the checkpoint needs it",
         )
     first = model_content(next(iter(found.values())))
-    models = every_rank(folder, first.get("dp_world_size"), **of_model)
+    models = every_rank(folder, first.get("dp_world_size"), states="model", model_rank=model_rank)
     ranks = len(models)
     contents = [model_content(file) for file in models]
     trained = trained_shapes(contents[0])

@@ -52,7 +52,7 @@ def read(folder: Path, order: Order | None = None) -> TrainingState:
     first = _read_rank(folder, order, 0)
     found = [first, *(_read_rank(folder, order, n) for n in range(1, first[0].model_ranks))]
     ranks = ModelRanks([model for model, _ in found])
-    model = ranks.model()
+    model = ranks.model
     saved = ranks.optimizer([each for _, each in found])
     if saved is None and _is_universal(folder) and model.trained is not None:
         saved = read_universal(folder, model, universal_states(folder, model.trained))

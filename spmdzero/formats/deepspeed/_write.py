@@ -35,14 +35,14 @@ def write_regular(target: Target, folder: Path) -> None:
     prefix = "bf16_" if target.bf16 else ""
     with _appearing(folder) as new:
         for part in target.parts():
-            of_part: Any = {"model_rank": part.model_rank}
+            mine = part.model_rank
             if part.stage < 3:
-                write_pt(part.model_file(), new / model_file(part.model_rank))
+                write_pt(part.model_file(), new / model_file(mine))
             for rank in range(part.ranks):
                 if part.stage == 3:
-                    name = rank_file(rank, states="model", **of_part)
+                    name = rank_file(rank, states="model", model_rank=mine)
                     write_pt(part.model_file_of(rank), new / name)
-                name = prefix + rank_file(rank, **of_part)
+                name = prefix + rank_file(rank, model_rank=mine)
                 write_pt(_optimizer_file(part, rank), new / name)
 
 

@@ -39,6 +39,10 @@ class Peer:
         """Bytes that one device sends in a step, by the compiled program; None without one."""
         return None
 
+    def peak_memory(self) -> int | None:
+        """The most bytes of the device's memory in use at once so far; None where nothing tells."""
+        return None
+
     def close(self) -> None:
         """Ends what `__init__` started."""
 
@@ -56,6 +60,8 @@ class Run:
         losses: mean loss of every step, warm-up included.
         wire_bytes: what one device sends in a step; None where nothing tells.
         peak_rss: highest resident memory, bytes; of all ranks together.
+        unread_seconds: of a step where no loss was read before the last was started; None without.
+        peak_memory: highest use of the device's memory, bytes; None where nothing tells.
     """
 
     init_seconds: float
@@ -65,6 +71,8 @@ class Run:
     losses: list[float]
     wire_bytes: int | None
     peak_rss: int
+    unread_seconds: float | None = None
+    peak_memory: int | None = None
 
     @property
     def compile_seconds(self) -> float:

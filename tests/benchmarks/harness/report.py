@@ -1,7 +1,7 @@
 """From what was measured to tables."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
@@ -22,31 +22,62 @@ Runs: TypeAlias = Mapping[str, Sequence[Run | ProcessFailedError]]
 
 def peer_table(runs: Runs) -> str:
     """Everything measured of each candidate; ratios are to the first candidate's median step."""
-    reference = median_step(_good(next(iter(runs.values()))))
-    rows = [_row(name, _good(rounds), reference) for name, rounds in runs.items()]
-    titles = ["", "s/step", "ratio", "rounds", "host ms", "compile s", "init s", "wire MB"]
-    return markdown([*titles, "peak MiB", "last loss"], rows)
+    titles = ["s/step", "ratio", "rounds", "host ms", "compile s", "init s", "wire MB"]
+
+    def cells(good: Sequence[Run]) -> list[str]:
+        wire = good[0].wire_bytes
+        return [
+            *_steps(runs, good, lambda seconds: f"{seconds:.3f}"),
+            _host_ms(good) or "all",
+            f"{statistics.median(run.compile_seconds for run in good):.1f}",
+            f"{statistics.median(run.init_seconds for run in good):.2f}",
+            f"{wire / 1e6:.1f}" if wire is not None else "",
+            f"{statistics.median(run.peak_rss for run in good) / 2**20:.0f}",
+            f"{good[0].losses[-1]:.5f}",
+        ]
+
+    return _table(runs, [*titles, "peak MiB", "last loss"], cells)
 
 
-def _row(name: str, good: Sequence[Run], reference: float | None) -> list[str]:
-    step = median_step(good)
-    if step is None:
-        return [name, "failed", *[""] * 8]
-    low, high = round_range(good)
+def gpu_table(runs: Runs) -> str:
+    """What a GPU took; ratios are to the first candidate's median step."""
+    titles = ["ms/step", "ratio", "rounds", "host ms", "unread ms", "compile s", "init s"]
+
+    def cells(good: Sequence[Run]) -> list[str]:
+        unread = [run.unread_seconds for run in good if run.unread_seconds is not None]
+        memory = [run.peak_memory for run in good if run.peak_memory is not None]
+        return [
+            *_steps(runs, good, lambda seconds: f"{1e3 * seconds:.2f}"),
+            _host_ms(good),
+            f"{1e3 * statistics.median(unread):.2f}" if unread else "",
+            f"{statistics.median(run.compile_seconds for run in good):.1f}",
+            f"{statistics.median(run.init_seconds for run in good):.1f}",
+            f"{max(memory) / 2**20:.0f}" if memory else "",
+            f"{good[0].losses[-1]:.5f}",
+        ]
+
+    return _table(runs, [*titles, "peak GPU MiB", "last loss"], cells)
+
+
+def _table(runs: Runs, titles: Sequence[str], cells: Callable[[Sequence[Run]], list[str]]) -> str:
+    """A row of `cells` for each candidate, or that all its rounds failed."""
+    goods = {name: _good(rounds) for name, rounds in runs.items()}
+    failed = ["failed", *[""] * (len(titles) - 1)]
+    rows = [[name, *(cells(good) if good else failed)] for name, good in goods.items()]
+    return markdown(["", *titles], rows)
+
+
+def _steps(runs: Runs, good: Sequence[Run], said: Callable[[float], str]) -> list[str]:
+    """The median step, its ratio to the first candidate's, and the medians of the rounds."""
+    step, reference = median_step(good), median_step(_good(next(iter(runs.values()))))
+    assert step is not None
+    ratio = f"{step / reference:.2f}" if reference else ""
+    return [said(step), ratio, " to ".join(map(said, round_range(good)))]
+
+
+def _host_ms(good: Sequence[Run]) -> str:
     host = [seconds for run in good for seconds in run.host_seconds]
-    wire = good[0].wire_bytes
-    return [
-        name,
-        f"{step:.3f}",
-        f"{step / reference:.2f}" if reference else "",
-        f"{low:.3f} to {high:.3f}",
-        f"{1e3 * statistics.median(host):.1f}" if host else "all",
-        f"{statistics.median(run.compile_seconds for run in good):.1f}",
-        f"{statistics.median(run.init_seconds for run in good):.2f}",
-        f"{wire / 1e6:.1f}" if wire is not None else "",
-        f"{statistics.median(run.peak_rss for run in good) / 2**20:.0f}",
-        f"{good[0].losses[-1]:.5f}",
-    ]
+    return f"{1e3 * statistics.median(host):.1f}" if host else ""
 
 
 def series_table(results: Mapping[str, Runs], *, title: str) -> str:
@@ -95,11 +126,11 @@ def noise_note(runs: Runs) -> str | None:
     )
 
 
-def remarks(runs: Runs) -> list[str]:
+def remarks(runs: Runs, *, tolerance: float = LOSS_TOLERANCE) -> list[str]:
     """What a reader of a table must know beside it, and whether the losses agree."""
     difference, note = loss_difference(runs), noise_note(runs)
     lines = [f"Largest difference of a loss at one step: {difference:.1e}."]
-    if not difference <= LOSS_TOLERANCE:
+    if not difference <= tolerance:
         lines.append("**The peers did not do the same work.**")
     lines += [note] if note else []
     for name, rounds in runs.items():

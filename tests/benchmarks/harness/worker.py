@@ -42,6 +42,7 @@ def _trained(peer: Peer, workload: Workload) -> Run:
     sent = _loopback_bytes() - sent
     if peer.programs() != programs:
         raise RuntimeError(f"{peer.programs() - programs} programs compiled in the timed steps")
+    unread = _unread(peer, workload) if workload.unread else None
     peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     by_program = peer.wire_bytes(*(tensor[peer.rows] for tensor in workload.batch(0)))
     return Run(
@@ -52,7 +53,18 @@ def _trained(peer: Peer, workload: Workload) -> Run:
         losses=losses,
         wire_bytes=sent // workload.steps // workload.devices if by_program is None else by_program,
         peak_rss=peak_rss,
+        unread_seconds=unread,
+        peak_memory=peer.peak_memory(),
     )
+
+
+def _unread(peer: Peer, workload: Workload) -> float:
+    """Seconds of a step, of steps that are started one after another."""
+    batches = [tuple(t[peer.rows] for t in workload.batch(i)) for i in range(workload.unread)]
+    start = time.perf_counter()
+    losses = [peer.step(*batch) for batch in batches]
+    peer.read(losses[-1])
+    return (time.perf_counter() - start) / workload.unread
 
 
 def _loopback_bytes() -> int:

@@ -37,6 +37,8 @@ SIZES: Mapping[str, Size] = {
     # Of the size that the project's goals were set for.
     "gpt-23m": Size(width=512, heads=8, layers=6, vocabulary=4096, sequence=128),
     "gpt-85m": Size(width=768, heads=12, layers=12, vocabulary=1024, sequence=64),
+    # GPT-2's, with a head of its own: for GPUs.
+    "gpt-163m": Size(width=768, heads=12, layers=12, vocabulary=50304, sequence=1024),
 }
 MODELS = (*SIZES, "cnn")
 
@@ -50,12 +52,16 @@ class Workload:
         devices: virtual devices, or ranks; a divisor of `ROWS`.
         steps: timed steps.
         warm_up: untimed steps before them, of which the first ones compile.
+        unread: steps after them whose losses are read together when all are started.
+        bf16: whether it is trained as DeepSpeed's `"bf16": {"enabled": true}`, in fp32 otherwise.
     """
 
     model: str
     devices: int
     steps: int
     warm_up: int = 3
+    unread: int = 0
+    bf16: bool = False
 
     def build(self) -> nn.Module:
         """The model with seeded weights, on the CPU; `model(inputs, targets)` is the mean loss."""

@@ -249,7 +249,7 @@ def _shapes(case: Case, way: Way) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _batch(case: Case, devices: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
     rows = case.rows * devices
-    if case.model == "resnet":
+    if case.is_of_images:
         images = jax.ShapeDtypeStruct((rows, 3, case.length, case.length), jnp.bfloat16)
         return images, jax.ShapeDtypeStruct((rows,), jnp.int32)
     tokens = jax.ShapeDtypeStruct((rows, case.length), jnp.int32)

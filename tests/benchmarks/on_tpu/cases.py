@@ -14,12 +14,16 @@ class Case:
     """A model and what each chip sees of a batch.
 
     Attributes:
-        model: ``"gpt"``, ``"llama"``, ``"bert"`` or ``"resnet"``.
+        model: ``"gpt"``, ``"llama"``, ``"moe"``, ``"bert"``, ``"vit"`` or ``"resnet"``.
         rows: of each chip.
         length: tokens of a row; of images, pixels along a side.
         layers, width, heads, kv_heads, inner, vocabulary: of a transformer; `inner` is the MLP's
             width. Of a ResNet, `layers` is the number of bottlenecks of each of its four stages,
-            0 for a ResNet-50's, `width` the channels of the first and `vocabulary` the classes.
+            0 for a ResNet-50's, `width` the channels of the first and `vocabulary` the classes. Of
+            a vision transformer `vocabulary` is the classes too.
+        experts, active: MLPs of a layer of a mixture, and those that a token goes through.
+        head_size: of a head, 0 where the heads share `width`.
+        patch: pixels along a side of what a vision transformer has for a token.
         recompute: whether a block keeps its input alone for the backward.
         untied: whether the head of a Llama has a weight of its own. The torch one is then
             transformers' own module.
@@ -35,6 +39,10 @@ class Case:
     heads: int = 1
     kv_heads: int = 1
     inner: int = 0
+    experts: int = 0
+    active: int = 0
+    head_size: int = 0
+    patch: int = 16
     recompute: bool = False
     untied: bool = False
     stage: int = 2
@@ -42,7 +50,17 @@ class Case:
     @property
     def tokens(self) -> int:
         """Of each chip and step; images where there are no tokens."""
-        return self.rows if self.model == "resnet" else self.rows * self.length
+        return self.rows if self.is_of_images else self.rows * self.length
+
+    @property
+    def is_of_images(self) -> bool:
+        """Whether a row is an image of `length` x `length` pixels."""
+        return self.model in ("resnet", "vit")
+
+    @property
+    def size(self) -> int:
+        """The width of a head."""
+        return self.head_size or self.width // self.heads
 
     @property
     def stages(self) -> tuple[int, ...]:
@@ -64,9 +82,18 @@ CASES: Mapping[str, Case] = {
         model="llama", rows=3, length=8192, layers=32, width=4096, heads=32, kv_heads=8,
         inner=14336, vocabulary=128256, recompute=True, untied=True, stage=3,
     ),
+    "qwen3-moe": Case(
+        model="moe", rows=2, length=4096, layers=12, width=2048, heads=32, kv_heads=4,
+        head_size=128, inner=768, experts=128, active=8, vocabulary=151936, recompute=True,
+        untied=True, stage=3,
+    ),
     "bert": Case(
         model="bert", rows=32, length=512, layers=12, width=768, heads=12, kv_heads=12, inner=3072,
         vocabulary=30522,
+    ),
+    "vit": Case(
+        model="vit", rows=64, length=224, layers=12, width=768, heads=12, kv_heads=12, inner=3072,
+        vocabulary=1000,
     ),
     "resnet": Case(model="resnet", rows=64, length=224, layers=0, width=64, vocabulary=1000),
 }  # fmt: skip
@@ -83,9 +110,17 @@ TINY: Mapping[str, Case] = {
         model="llama", rows=1, length=512, layers=2, width=256, heads=4, kv_heads=2, inner=512,
         vocabulary=1024, recompute=True, untied=True, stage=3,
     ),
+    "qwen3-moe": Case(
+        model="moe", rows=1, length=256, layers=2, width=128, heads=2, kv_heads=1, head_size=128,
+        inner=128, experts=4, active=2, vocabulary=1024, recompute=True, untied=True, stage=3,
+    ),
     "bert": Case(
         model="bert", rows=2, length=256, layers=2, width=256, heads=4, kv_heads=4, inner=1024,
         vocabulary=1024,
+    ),
+    "vit": Case(
+        model="vit", rows=2, length=64, layers=2, width=256, heads=4, kv_heads=4, inner=512,
+        vocabulary=64,
     ),
     "resnet": Case(model="resnet", rows=2, length=64, layers=1, width=16, vocabulary=64),
 }  # fmt: skip
@@ -94,7 +129,9 @@ TITLES = {
     "gpt2": "GPT-2, 124 M parameters",
     "llama-2k": "Llama 3.2's 1 B, 4 rows of 2,048 tokens a chip",
     "llama-8b": "Llama 3.1 8B, 3 rows of 8,192 tokens a chip",
+    "qwen3-moe": "Qwen3-MoE of 30 B cut to 12 of its 48 layers, 2 rows of 4,096 tokens a chip",
     "bert": "BERT-base",
+    "vit": "ViT-B/16",
     "resnet": "ResNet-50",
 }
 
@@ -161,7 +198,9 @@ TABLES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     )),
     "llama-2k": ("v6e:2x4", ("ours", "ours-dots", "ours-nothing")),
     "llama-8b": ("v6e:2x4", ("ours-scan", "jax-scan")),
+    "qwen3-moe": ("v6e:2x4", ("ours-scan", "jax-scan")),
     "bert": ("v5e:2x4", ("ours", "jax-plain", "jax-splash")),
+    "vit": ("v5e:2x4", ("ours", "ours-plain-attention", "jax-plain")),
     "resnet": ("v5e:2x4", ("ours", "jax-plain")),
 }  # fmt: skip
 """Case -> the chips that it is compiled for, and its rows of `ROWS`."""

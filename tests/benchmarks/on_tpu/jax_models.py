@@ -49,7 +49,8 @@ class Model:
 
 def transformer(case: Case) -> Model:
     """The model of a case."""
-    return {"gpt": _gpt, "llama": _llama, "bert": _bert}[case.model](case)
+    models = {"gpt": _gpt, "llama": _llama, "moe": _moe, "bert": _bert, "vit": _vit}
+    return models[case.model](case)
 
 
 def _gpt(case: Case) -> Model:
@@ -80,23 +81,76 @@ def _gpt(case: Case) -> Model:
 
 
 def _llama(case: Case) -> Model:
-    w, size = case.width, case.width // case.heads
-    kv = case.kv_heads * size
+    w = case.width
     layer = {
-        "norm_1": (w,), "norm_2": (w,), "q": (w, w), "k": (w, kv), "v": (w, kv), "out": (w, w),
+        "norm_1": (w,), "norm_2": (w,), **_attention_shapes(case),
         "gate": (w, case.inner), "up": (w, case.inner), "down": (case.inner, w),
     }  # fmt: skip
 
     def block(p: Weights, x: jax.Array, attend: Attend) -> jax.Array:
-        y = _rms_norm(x, p["norm_1"])
-        q, k, v = (
-            # By the name a policy keeps them.
-            checkpoint_name(y @ p[name], "qkv").reshape(*x.shape[:2], heads, size).swapaxes(1, 2)
-            for name, heads in (("q", case.heads), ("k", case.kv_heads), ("v", case.kv_heads))
-        )
+        q, k, v = _projected(case, p, _rms_norm(x, p["norm_1"]))
         x = x + _joined(attend(_turned(q), _turned(k), v, causal=True)) @ p["out"]
         y = _rms_norm(x, p["norm_2"])
         return x + (jax.nn.silu(y @ p["gate"]) * (y @ p["up"])) @ p["down"]
+
+    return _decoder(case, layer, block)
+
+
+def _moe(case: Case) -> Model:
+    """Qwen3-MoE: heads are normalised, and each token goes through some of the experts."""
+    w, e, size = case.width, case.experts, case.size
+    layer = {
+        "norm_1": (w,), "norm_2": (w,), "norm_q": (size,), "norm_k": (size,),
+        **_attention_shapes(case), "router": (w, e), "gate_up": (e, w, 2 * case.inner),
+        "down": (e, case.inner, w),
+    }  # fmt: skip
+
+    def block(p: Weights, x: jax.Array, attend: Attend) -> jax.Array:
+        q, k, v = _projected(case, p, _rms_norm(x, p["norm_1"]))
+        q, k = _rms_norm(q, p["norm_q"]), _rms_norm(k, p["norm_k"])
+        x = x + _joined(attend(_turned(q), _turned(k), v, causal=True)) @ p["out"]
+        y = _rms_norm(x, p["norm_2"]).reshape(-1, w)
+        return x + _through_experts(case, p, y).reshape(x.shape)
+
+    return _decoder(case, layer, block)
+
+
+def _through_experts(case: Case, p: Weights, x: jax.Array) -> jax.Array:
+    """Tokens `[tokens, width]`, sorted by experts, through JAX's own grouped kernels."""
+    from jax.experimental.pallas.ops.tpu.megablox.ops import gmm
+
+    shares = jax.nn.softmax((x @ p["router"]).astype(jnp.float32), axis=-1)
+    shares, experts = jax.lax.top_k(shares, case.active)
+    shares = (shares / shares.sum(-1, keepdims=True)).astype(x.dtype)
+    order = jnp.argsort(experts.reshape(-1))
+    counts = jnp.bincount(experts.reshape(-1), length=case.experts).astype(jnp.int32)
+
+    def product(rows: jax.Array, matrices: jax.Array) -> jax.Array:
+        # As MaxText: tiles of at most 512 x 1,024 x 1,024.
+        tiles = tuple(map(min, (512, 1024, 1024), (len(rows), *matrices.shape[1:])))
+        return gmm(rows, matrices, counts, rows.dtype, tiles)
+
+    gate, up = jnp.split(product(x[order // case.active], p["gate_up"]), 2, axis=-1)
+    out = product(jax.nn.silu(gate) * up, p["down"])[jnp.argsort(order)]
+    return jnp.einsum("tkw,tk->tw", out.reshape(*shares.shape, -1), shares)
+
+
+def _attention_shapes(case: Case) -> Shapes:
+    w, kv = case.width, case.kv_heads * case.size
+    heads = case.heads * case.size
+    return {"q": (w, heads), "k": (w, kv), "v": (w, kv), "out": (heads, w)}
+
+
+def _projected(case: Case, p: Weights, y: jax.Array) -> tuple[jax.Array, ...]:
+    return tuple(
+        # By the name a policy keeps them.
+        checkpoint_name(y @ p[name], "qkv").reshape(*y.shape[:2], heads, -1).swapaxes(1, 2)
+        for name, heads in (("q", case.heads), ("k", case.kv_heads), ("v", case.kv_heads))
+    )
+
+
+def _decoder(case: Case, layer: Shapes, block: Callable[..., jax.Array]) -> Model:
+    w = case.width
 
     head = "head" if case.untied else "token"
     return Model(
@@ -133,6 +187,40 @@ def _bert(case: Case) -> Model:
     return Model(
         outer=outer, layer=layer, block=block, leave=leave,
         enter=lambda p, tokens: _norm(p, "norm", p["token"][tokens] + p["position"]),
+    )  # fmt: skip
+
+
+def _vit(case: Case) -> Model:
+    w, side = case.width, case.length // case.patch
+    layer = {
+        **_norm_shapes("norm_1", w), **_norm_shapes("norm_2", w), **_linear_shapes("q", w, w),
+        **_linear_shapes("k", w, w), **_linear_shapes("v", w, w), **_linear_shapes("out", w, w),
+        **_linear_shapes("up", w, case.inner), **_linear_shapes("down", case.inner, w),
+    }  # fmt: skip
+    outer = {
+        **_linear_shapes("patches", 3 * case.patch**2, w), "class": (1, 1, w),
+        "position": (1, side**2 + 1, w), **_norm_shapes("norm", w), "head": (case.vocabulary, w),
+        "bias": (case.vocabulary,),
+    }  # fmt: skip
+
+    def enter(p: Weights, images: jax.Array) -> jax.Array:
+        cut = images.reshape(-1, 3, side, case.patch, side, case.patch)
+        patches = cut.transpose(0, 2, 4, 1, 3, 5).reshape(len(images), side**2, -1)
+        first = jnp.broadcast_to(p["class"], (len(images), 1, w))
+        return jnp.concatenate((first, _linear(p, "patches", patches)), axis=1) + p["position"]
+
+    def block(p: Weights, x: jax.Array, attend: Attend) -> jax.Array:
+        y = _norm(p, "norm_1", x)
+        q, k, v = (
+            _linear(p, n, y).reshape(*x.shape[:2], case.heads, -1).swapaxes(1, 2) for n in "qkv"
+        )
+        x = x + _linear(p, "out", _joined(attend(q, k, v, causal=False)))
+        up = jax.nn.gelu(_linear(p, "up", _norm(p, "norm_2", x)), approximate=False)
+        return x + _linear(p, "down", up)
+
+    return Model(
+        outer=outer, layer=layer, block=block, enter=enter,
+        leave=lambda p, x, y, loss: loss(_norm(p, "norm", x)[:, 0], p["head"], p["bias"], y),
     )  # fmt: skip
 
 

@@ -27,6 +27,8 @@ def measure(
 
     How they are compiled is `explain`'s to say: of `requests` the environment is kept.
     """
+    # transformers would import torch_xla where it is installed.
+    os.environ["USE_TORCH_XLA"] = "false"
     what = SIZES[size][case]
     model = build(what, fused_loss=options.get("loss", "fused") == "fused")
     batch = batch_of(what, devices=devices)

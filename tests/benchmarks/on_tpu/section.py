@@ -32,11 +32,11 @@ expects of it. That is no measurement. It is the same count for everybody, so it
 Nothing of the host counts, nor the start of a program, nor a gather of which the compiler says
 nothing. All rows have bf16 weights, fp32 master weights and moments, AdamW, clipping at 1, the same
 rows a chip, no dropout. GPT-2 sees 4 rows of 1,024 tokens a chip; Llama's 1 B 4 of 2,048 and
-its 8 B 3 of 8,192, its blocks computed again in the backward; BERT 32 of 512, a target at each;
-ResNet 64 images of 224 x 224. All rows of spmdzero are of JAX's backend, at stage 2; the 8 B, which
-is transformers' own module, at stage 3. Rows of JAX are written for this page: plain is annotated
-as a tutorial would, the others are one `shard_map`; as MaxText is ZeRO-3 with layers gathered in a
-scan."""
+its 8 B 3 of 8,192, its blocks computed again in the backward; Qwen3-MoE 2 of 4,096, likewise; BERT
+32 of 512, a target at each; ViT and ResNet 64 images of 224 x 224. All rows of spmdzero are of
+JAX's backend, at stage 2; the 8 B and the mixture of experts at stage 3. These two and ViT are
+transformers' own modules. Rows of JAX are written for this page: plain is annotated as a tutorial
+would, the others are one `shard_map`; as MaxText is ZeRO-3 with layers gathered in a scan."""
 
 
 def lines(root: Path, names: Sequence[str]) -> Iterator[str]:

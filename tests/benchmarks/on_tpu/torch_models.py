@@ -1,5 +1,8 @@
 """The models in torch, as a user would write them; on the meta device."""
 
+import functools
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from harness.workload import GPT, Size
@@ -17,10 +20,13 @@ def build(case: Case, *, fused_loss: bool) -> nn.Module:
         fused_loss: whether it is spmdzero's, which holds no logits; for transformers' models the
             config says so.
     """
-    llama = TransformersLlama if case.untied else Llama
-    made = {"gpt": _gpt, "llama": llama, "bert": Bert, "resnet": ResNet}[case.model]
+    llama = functools.partial(Transformers, "Llama") if case.untied else Llama
+    made: dict[str, Callable[[Case], nn.Module]] = {
+        "gpt": _gpt, "llama": llama, "moe": functools.partial(Transformers, "Qwen3Moe"),
+        "bert": Bert, "vit": Vit, "resnet": ResNet,
+    }  # fmt: skip
     with torch.device("meta"):
-        model = made(case)
+        model = made[case.model](case)
     model.fused = fused_loss
     return model
 
@@ -28,7 +34,7 @@ def build(case: Case, *, fused_loss: bool) -> nn.Module:
 def batch_of(case: Case, *, devices: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and targets of all devices, without values."""
     rows = case.rows * devices
-    if case.model == "resnet":
+    if case.is_of_images:
         images = torch.zeros(rows, 3, case.length, case.length, dtype=torch.bfloat16, device="meta")
         return images, torch.zeros(rows, dtype=torch.int64, device="meta")
     tokens = torch.zeros(rows, case.length, dtype=torch.int64, device="meta")
@@ -129,23 +135,46 @@ class Llama(_WithLoss):
         return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
 
-class TransformersLlama(nn.Module):
-    """The same with transformers' own module, whose head has a weight of its own."""
+class Transformers(nn.Module):
+    """transformers' own module of a family, its head with a weight of its own; as `Llama`."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, family: str, case: Case) -> None:
         super().__init__()
-        from transformers import LlamaConfig, LlamaForCausalLM
+        import transformers
 
-        config = LlamaConfig(
+        experts = {
+            "moe_intermediate_size": case.inner, "num_experts": case.experts,
+            "num_experts_per_tok": case.active, "norm_topk_prob": True,
+        }  # fmt: skip
+        config = getattr(transformers, f"{family}Config")(
             vocab_size=case.vocabulary, hidden_size=case.width, intermediate_size=case.inner,
-            num_hidden_layers=case.layers, num_attention_heads=case.heads,
+            num_hidden_layers=case.layers, num_attention_heads=case.heads, head_dim=case.size,
             num_key_value_heads=case.kv_heads, max_position_embeddings=case.length,
             rope_theta=500000.0, rms_norm_eps=1e-5, use_cache=False,
+            **(experts if case.experts else {}),
         )  # fmt: skip
-        self.model = LlamaForCausalLM(config)
+        self.model = getattr(transformers, f"{family}ForCausalLM")(config)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return self.model(input_ids=tokens, labels=targets).loss
+
+
+class Vit(nn.Module):
+    """transformers' vision transformer: images, bf16 [rows, 3, pixels, pixels], int64 [rows]."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        from transformers import ViTConfig, ViTForImageClassification
+
+        config = ViTConfig(
+            hidden_size=case.width, intermediate_size=case.inner, num_hidden_layers=case.layers,
+            num_attention_heads=case.heads, image_size=case.length, patch_size=case.patch,
+            num_labels=case.vocabulary, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        )  # fmt: skip
+        self.model = ViTForImageClassification(config)
+
+    def forward(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.model(pixel_values=images).logits, targets)
 
 
 class BertBlock(nn.Module):

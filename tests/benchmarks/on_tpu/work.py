@@ -14,6 +14,10 @@ def model_flops(case: Case) -> float:
     Nothing that is computed again counts, and of causal attention half, whatever a program makes of
     its mask.
     """
+    if case.model == "moe":
+        return (
+            6 * case.tokens * (_active(case) + case.layers * case.heads * case.size * case.length)
+        )
     # A head of its own is no other product, and transformers' module reads values.
     case = dataclasses.replace(case, untied=False)
     model = build(case, fused_loss=False).bfloat16()
@@ -24,3 +28,10 @@ def model_flops(case: Case) -> float:
         # Of queries with keys and of weights with values.
         forward -= 2 * case.rows * case.layers * case.width * case.length**2
     return 3 * forward
+
+
+def _active(case: Case) -> int:
+    """Elements of the weights of a mixture of experts that a token is multiplied with."""
+    attention = 2 * case.width * case.size * (case.heads + case.kv_heads)
+    experts = 3 * case.width * case.inner * case.active + case.width * case.experts
+    return case.layers * (attention + experts) + case.vocabulary * case.width

@@ -1,4 +1,4 @@
-"""What the peers on torch_xla's virtual devices share."""
+"""What the peers on devices of XLA's share."""
 
 import torch
 from harness.protocol import Peer
@@ -22,3 +22,10 @@ class DevicesPeer(Peer):
 
     def programs(self) -> int:
         return counters.compiled()[0]
+
+
+def peak_of_jax() -> int | None:
+    """The most bytes of the first device in use at once, as JAX counts; None if it doesn't."""
+    import jax
+
+    return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")

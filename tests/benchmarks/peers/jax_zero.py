@@ -13,6 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from torch import nn
 
+from peers._devices import peak_of_jax
 from peers._jax_models import cnn_loss, gpt_loss
 
 Tree = dict[str, jax.Array]
@@ -36,7 +37,12 @@ class Peer(protocol.Peer):
             self._loss = cnn_loss
         else:
             heads, layers = SIZES[workload.model].heads, SIZES[workload.model].layers
-            self._loss = lambda p, x, y: gpt_loss(p, x, y, heads=heads, layers=layers)
+            self._loss = functools.partial(
+                gpt_loss, heads=heads, layers=layers, by_cudnn=workload.bf16
+            )
+            if workload.bf16:
+                loss = self._loss
+                self._loss = lambda p, x, y: loss(_to_bf16(p), x, y)
         self._compiled = jax.jit(self._update, donate_argnums=(0,))
 
     def place(self, model: nn.Module) -> None:
@@ -117,9 +123,16 @@ class Peer(protocol.Peer):
     def programs(self) -> int:
         return self._compiled._cache_size()
 
+    def peak_memory(self) -> int | None:
+        return peak_of_jax()
+
     def wire_bytes(self, inputs: torch.Tensor, targets: torch.Tensor) -> int:
         # Not before: torch_xla has no part in what was measured.
         from spmdzero.inspect import CollectiveLedger
 
         made = self._compiled.lower(self._state, *self._upload(inputs, targets)).compile()
         return CollectiveLedger.from_hlo(made.as_text()).wire_bytes
+
+
+def _to_bf16(parameters: Tree) -> Tree:
+    return {name: array.astype(jnp.bfloat16) for name, array in parameters.items()}

@@ -7,9 +7,9 @@ from harness.workload import Workload
 from torch import nn
 
 import spmdzero
-from peers._devices import DevicesPeer
+from peers._devices import DevicesPeer, peak_of_jax
 from peers.config import deepspeed_config
-from spmdzero.backend import runtime
+from spmdzero.backend import current, runtime
 
 
 class Peer(DevicesPeer):
@@ -33,6 +33,9 @@ class Peer(DevicesPeer):
         self._engine.backward(loss)
         self._engine.step()
         return loss.detach()
+
+    def peak_memory(self) -> int | None:
+        return peak_of_jax() if current().name == "jax" else None
 
     def wire_bytes(self, inputs: torch.Tensor, targets: torch.Tensor) -> int:
         with spmdzero.record_ledgers(self._engine) as ledgers:

@@ -138,20 +138,23 @@ def grouped_mm(
     if self.ndim == 3:
         return grouped_mm(mat2.T, jnp.swapaxes(self, 1, 2), offs).T
     wide = jax_dtype(math_dtype(dtype_of(self)))
-    if jax.default_backend() == "cpu":
+    if not is_for_tpu() and jax.default_backend() == "cpu":
         # See `product`.
         self, mat2 = self.astype(wide), mat2.astype(wide)
+    # libtpu refuses more passes of 16-bit numbers, of which one is exact.
+    precise = not is_for_tpu() or self.dtype.itemsize > 2
     sizes = jnp.diff(offs, prepend=0).astype(jnp.int32)
-    dims = lax.RaggedDotDimensionNumbers(
-        dot_dimension_numbers=(((1,), (1 if mat2.ndim == 3 else 0,)), ((), ())),
-        lhs_ragged_dimensions=[0 if mat2.ndim == 3 else 1],
-        rhs_group_dimensions=[0] if mat2.ndim == 3 else [],
-    )
+    if mat2.ndim == 3:
+        dims = lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), [0], [0])
+    else:
+        # With the rows first: libtpu multiplies all of them for each group where they are second.
+        self = self.T
+        dims = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
     return lax.ragged_dot_general(
         self,
         mat2,
         sizes,
         dims,
-        precision=lax.Precision.HIGHEST,
+        precision=lax.Precision.HIGHEST if precise else lax.Precision.DEFAULT,
         preferred_element_type=wide,
     )

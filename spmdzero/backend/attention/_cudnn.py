@@ -1,0 +1,69 @@
+"""Attention on GPUs: cuDNN's, by the operations with which JAX calls it.
+
+`jax._src.cudnn.fused_attention_stablehlo`, tested with jax 0.11.2. Forward and backward are called
+directly, because torch's autograd calls them, not JAX's; and without JAX's rules of how they are
+divided, because a device of the replica region has rows and heads of its own.
+"""
+
+import functools
+from typing import Any
+
+from jax import numpy as jnp
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+from spmdzero.backend.attention._form import Form
+from spmdzero.backend.attention._private import are_as_known
+
+# The parameters of JAX's private functions, on which the calls below rely.
+_GIVEN = (
+    "query", "key", "value", "bias", "q_seqlen", "kv_seqlen", "q_offsets", "kv_offsets",
+    "page_table_k", "page_table_v",
+)  # fmt: skip
+_OPTIONS = (
+    "scale", "seed", "dropout_rate", "variadic_args", "mask_type", "layout",
+    "sliding_window_length",
+)  # fmt: skip
+_FORWARD = (*_GIVEN, *_OPTIONS, "is_training")
+_BACKWARD = (*_GIVEN, "activation", "fwd_output", "grad_output", *_OPTIONS)
+
+
+@functools.cache
+def is_as_known() -> bool:
+    """Whether the private functions of the installed JAX have the parameters that were tested."""
+    known = {
+        "_dot_product_attention_fwd_impl": _FORWARD,
+        "_dot_product_attention_bwd_impl": _BACKWARD,
+    }
+    return are_as_known(cudnn, known)
+
+
+def _options(form: Form) -> dict[str, Any]:
+    return {
+        "scale": 1.0,
+        "seed": 0,
+        "dropout_rate": 0.0,
+        "variadic_args": (False, False),  # neither a bias nor its gradient
+        "mask_type": cudnn.MaskType.CAUSAL if form.causal else cudnn.MaskType.NO_MASK,
+        "layout": cudnn.AttentionLayout.BNTH.value,
+        "sliding_window_length": form.window,
+    }
+
+
+def forward(form: Form, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+    """The output, and the logarithms of the sums of exponentials, `[batch, heads, q_length]`."""
+    run: Any = cudnn._dot_product_attention_fwd_impl
+    out, logsumexp = run(q, k, v, *_unused(q), **_options(form), is_training=True)
+    return out, logsumexp
+
+
+def backward(
+    form: Form, q: Any, k: Any, v: Any, out: Any, logsumexp: Any, grad: Any
+) -> tuple[Any, Any, Any]:
+    """The gradients of query, key and value."""
+    run: Any = cudnn._dot_product_attention_bwd_impl
+    d_q, d_k, d_v = run(q, k, v, *_unused(q), logsumexp, out, grad, **_options(form))
+    return d_q, d_k, d_v
+
+
+def _unused(q: Any) -> list[Any]:
+    return [jnp.zeros(0, q.dtype)] * (len(_GIVEN) - 3)
