@@ -11,7 +11,7 @@ from spmdzero.backend._current import runtime
 from spmdzero.backend.chips._torus import scatter_steps
 from spmdzero.backend.protocols._mesh import Mesh
 from spmdzero.backend.replica import _manual
-from spmdzero.plan import Layout, batch_axes, entry_of, names_of
+from spmdzero.plan import Layout, names_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,8 @@ class GradientReduction:
         if torus is not None and spec.data == 1 and math.prod(torus) == spec.fsdp:
             steps = scatter_steps(torus)
         if method == "auto":
-            method = "explicit" if spec.data > 1 or len(steps) > 1 else "annotated"
+            several = spec.data > 1 or spec.sequence > 1 or len(steps) > 1
+            method = "explicit" if several else "annotated"
         return cls(mesh, method, dtype, steps)
 
     def partial(self, local: torch.Tensor) -> torch.Tensor:
@@ -135,11 +136,5 @@ class GradientReduction:
             moved = moved.reshape(self.mesh.replicas, -1)
             moved = F.pad(moved, (0, layout.stored[0] - moved.shape[1]))
         # Mark the sum before the cast: otherwise GSPMD would reduce in the wider dtype.
-        total = self.mesh.sum_partial(moved)
-        if self.mesh.spec.sequence > 1:
-            # Say first what replicas scatter, of which devices then keep their parts: of both at
-            # once the TPU's compiler makes an all-reduce.
-            spec = tuple(entry_of(batch_axes(names_of(entry))) for entry in layout.spec)
-            total = self.mesh.mark(total, spec)
-        total = self.mesh.mark(total, layout.spec)
+        total = self.mesh.mark(self.mesh.sum_partial(moved), layout.spec)
         return self.release_whole(total, layout).to(partial.dtype)
