@@ -212,7 +212,9 @@ class DeviceMesh:
             return jax.lax.psum(array, axis)
 
         key = ("all_reduce", axis, tensor_dim, *self.key)
-        op = MeshOp(key, within_sharing(summed, {"tensor": tensor_dim}), Space.REPLICA, mesh=self.devices)
+        op = MeshOp(
+            key, within_sharing(summed, {"tensor": tensor_dim}), Space.REPLICA, mesh=self.devices
+        )
         return over(record(op, (own_value(local),), {}, [(tuple(local.shape), local.dtype)])[0])
 
     def sum_partial(self, partial: torch.Tensor) -> torch.Tensor:

@@ -263,6 +263,10 @@ class GatheredAtUse:
         for tensor in found(made, torch.Tensor):
             if not arrays.is_mine(tensor):
                 continue
+            # Devices that share rows sum a weight's gradient by parts only where nothing else reads
+            # it, such as a tie. Rows and positions are dims of their own in activations.
+            if self._mesh.spec.sequence > 1 and tensor.dim() < 3:
+                continue
             if tensor.is_floating_point() and tensor.numel():
                 self._latest = tensor
                 return
