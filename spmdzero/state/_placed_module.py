@@ -9,6 +9,7 @@ from spmdzero.backend import REPLICATED, Mesh, arrays, refuse_gradient_hooks, re
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import Layout
 from spmdzero.state._homes import exchange, left_home
+from spmdzero.state._users_dtensors import is_dtensor
 from spmdzero.state._weights import WeightSource, aliases
 
 Moved = dict[torch.Tensor, torch.Tensor]
@@ -109,6 +110,15 @@ def _replace(module: nn.Module, renewed: Moved) -> None:
 
 
 def _check(name: str, tensor: torch.Tensor) -> None:
+    if is_dtensor(tensor):
+        raise SpmdZeroUsageError(
+            f"{name} is a DTensor, as fully_shard, parallelize_module and distribute_tensor make "
+            "them. A rank of its mesh is a process, and here one process drives all devices of a "
+            "host. Hand the plain module to spmdzero.initialize: "
+            '"zero_optimization": {"stage": 3} shards it as fully_shard does, '
+            '"tensor_parallel": {"autotp_size": ...} as parallelize_module. Load DTensors '
+            "afterwards, by engine.load_module_state_dict or engine.distributed_state()"
+        )
     refuse_gradient_hooks(name, tensor)
     if tensor.device.type not in ("cpu", "meta", runtime.device().type):
         raise SpmdZeroUsageError(
