@@ -8,12 +8,11 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from spmdzero.backend import arrays, current, runtime
+from spmdzero.backend import arrays, current, runtime, undistributed
 from spmdzero.data._loader import ZeroDataLoader
 from spmdzero.engine._module_hooks import ModuleHook
 from spmdzero.errors import SpmdZeroUsageError, UsageValueError
 from spmdzero.state._training import Training
-from spmdzero.state._users_dtensors import undistributed
 from spmdzero.step._optimizer import ZeroOptimizer
 
 

@@ -9,14 +9,21 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from spmdzero.backend import REPLICATED, arrays, gather, runtime, same_on_hosts, store
+from spmdzero.backend import (
+    REPLICATED,
+    arrays,
+    gather,
+    runtime,
+    same_on_hosts,
+    store,
+    undistributed,
+)
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import Layout
 from spmdzero.state._live_state import Held, held_tensors
 from spmdzero.state._placed_module import take_off_devices
 from spmdzero.state._training import Training
-from spmdzero.state._users_dtensors import undistributed
 from spmdzero.step._autograd import autograd_grad, set_autograd_grad
 from spmdzero.step._optimizer import ZeroOptimizer
 

@@ -5,11 +5,18 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from spmdzero.backend import REPLICATED, Mesh, arrays, refuse_gradient_hooks, resting, runtime
+from spmdzero.backend import (
+    REPLICATED,
+    Mesh,
+    arrays,
+    is_dtensor,
+    refuse_gradient_hooks,
+    resting,
+    runtime,
+)
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import Layout
 from spmdzero.state._homes import exchange, left_home
-from spmdzero.state._users_dtensors import is_dtensor
 from spmdzero.state._weights import WeightSource, aliases
 
 Moved = dict[torch.Tensor, torch.Tensor]

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
     set_model_state_dict,
+    set_optimizer_state_dict,
 )
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor, Replicate, distribute_module
@@ -111,11 +112,13 @@ def test_another_mesh_and_stage_has_the_same_weights_and_goes_on(tmp_path: Path)
         assert torch.equal(parameter.detach().cpu(), values["model"][name].to_local()), name
         master = values["model"][name].to_local().float()
         assert torch.equal(safe_get_full_fp32_param(parameter).cpu(), master), name
-    safe_set_full_fp32_param(engine.module.odd, values["optim"]["state"]["odd"]["exp_avg"] + 1)
-    assert torch.equal(
-        safe_get_full_fp32_param(engine.module.odd, as_dtensor=True).to_local(),
-        values["optim"]["state"]["odd"]["exp_avg"].to_local() + 1,
-    )
+    set_optimizer_state_dict(engine.module, engine.optimizer, values["optim"])
+    for name, states in values["optim"]["state"].items():
+        found = safe_get_full_optimizer_state(engine.module.get_parameter(name), "exp_avg")
+        assert torch.equal(found.cpu(), states["exp_avg"].to_local()), name
+    safe_set_full_fp32_param(engine.module.odd, values["optim"]["state"]["odd"]["master"])
+    found = safe_get_full_fp32_param(engine.module.odd, as_dtensor=True)
+    assert torch.equal(found.to_local(), values["optim"]["state"]["odd"]["master"].to_local())
 
 
 def test_torch_reads_what_the_engine_has(tmp_path: Path) -> None:
