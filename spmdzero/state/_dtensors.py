@@ -158,9 +158,14 @@ def module_dtensors(training: Training, *, without: frozenset[str]) -> dict[str,
     entries = {k: v for k, v in module.state_dict(keep_vars=True).items() if k not in without}
     named = {tensor: f"parameter/{name}" for name, tensor in module.named_parameters()}
     named |= {tensor: f"buffer/{name}" for name, tensor in module.named_buffers()}
-    # Tied weights are entries of one tensor, and an extra state may be anything.
-    names = {k: named[v] for k, v in entries.items() if torch.is_tensor(v) and v in named}
     held = held_tensors(training)
+    # Tied weights are entries of one tensor; an extra state, and what came since initialize, are
+    # none of the engine's.
+    names = {
+        key: named[value]
+        for key, value in entries.items()
+        if torch.is_tensor(value) and named.get(value) in held
+    }
     found = live_dtensors(training, {name: held[name] for name in dict.fromkeys(names.values())})
     return entries | {key: found[name] for key, name in names.items()}
 
