@@ -114,7 +114,8 @@ def floor_elements(plan: ShardingPlan) -> int:
     each sharded gradient once per micro-batch. Stage 3 gathers a parameter that rests as a shard
     twice per micro-batch, for forward and for backward: 3Ψ(N-1)/N, and 2Ψ(N-1)/N of frozen ones.
     Groups that each have a copy of the shards gather among themselves, and keep them equal once.
-    Devices that share rows add up gradients with all others, and hold the same part of a parameter.
+    Devices that share rows add up gradients with all others, have states of their own, and hold the
+    same part of a parameter, which they gather once.
     """
     return int(sum(_times_sent(plan, t) * t.elements_of_part(plan.mesh) for t in plan))
 
@@ -128,9 +129,9 @@ def _times_sent(plan: ShardingPlan, tensor: TensorPlan) -> Fraction:
     reductions = plan.accumulation_steps if plan.stage >= 2 else 1
     if tensor.require(Role.PARAMETER).over_fsdp:
         gathers = Fraction(2 * plan.accumulation_steps * (n - groups), n)
-        return (
-            gathers if gradient is None else reductions * once + gathers + Fraction(groups - 1, n)
-        )
+        sharers = plan.mesh.sequence
+        updated = Fraction(groups - 1, n) + Fraction(sharers - 1, sharers * n)
+        return gathers if gradient is None else reductions * once + gathers + updated
     if gradient is None:
         return Fraction(0)
     # An all-reduce of a whole gradient is a reduce-scatter and a gather each time.
