@@ -17,7 +17,8 @@ from spmdzero.backend import arrays
 from spmdzero.config import load_config
 from spmdzero.engine._tensor_axis import tensor_dims
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
-from spmdzero.plan import MeshSpec
+from spmdzero.explain._moves import ProgramLedger, measure_moves
+from spmdzero.plan import MeshSpec, Role
 from tests.engine.test_overflow_tables import FINE, GRADIENTS, SCALES, SKIPPED
 from tests.support.deepspeed import run_ranks
 
@@ -131,6 +132,9 @@ def test_each_device_holds_its_heads_of_a_weight_and_its_part_of_the_states(shar
     assert set(arrays.local_shapes(weight)) == {(WIDTH // 2, WIDTH)}
     moment = engine.optimizer.state[weight]["exp_avg"]
     assert set(arrays.local_shapes(moment)) == {(WIDTH // 2, WIDTH // 4)}
+    planned, held = engine.plan.memory(), spmdzero.measure(engine)
+    assert held[Role.PARAMETER] == planned[Role.PARAMETER] > 0
+    assert held[Role.MOMENT] == planned[Role.MOMENT] > 0
     norm = engine.module.model.norm.weight
     assert set(arrays.local_shapes(norm)) == {(WIDTH,)}
     assert weight.shape == (WIDTH, WIDTH)
@@ -154,9 +158,29 @@ def test_the_program_sums_what_devices_have_parts_of_and_gathers_nothing(shared:
     assert whole == 1 + 2 * 2 + 2 * 5
     # What is left are the loss's vectors, one number for each token.
     assert all(math.prod(c.shape) == ROWS // 4 * LENGTH for c in within if c.shape[-1] != WIDTH)
+    programs = [ProgramLedger(kind="boundary", runs=1, ledger=ledger)]
+    moves = measure_moves(engine.plan, programs, stray=(), target="cpu", topology=None)
+    # Of two devices each sends the other half of a tensor, and then its sum.
+    assert moves.tensor_bytes == sum(c.bytes for c in ledger.of_role("tensor"))
+    assert moves.sequence_bytes == 0
     gathered = {c.tensor: c for c in ledger.of_role("parameter")}
     assert gathered["model.layers.0.self_attn.q_proj.weight"].group_size == 4
     assert gathered["model.layers.0.self_attn.q_proj.weight"].shape == (WIDTH // 2, WIDTH)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_logits_and_what_is_generated_are_those_of_the_model_alone(shared: Any) -> None:
+    engine, _ = shared
+    plain, ids = llama(), batch(30)["input_ids"]
+    plain.load_state_dict(engine.module.state_dict())
+    engine.eval()
+    with torch.no_grad():
+        logits, expected = engine(input_ids=ids).logits.cpu(), plain(input_ids=ids).logits
+        tokens = engine.module.generate(ids[:, :4], max_new_tokens=2, do_sample=False).cpu()
+    engine.train()
+    largest = expected.abs().max().item()
+    torch.testing.assert_close(logits, expected, rtol=0.0, atol=3e-6 * largest)
+    assert torch.equal(tokens, plain.generate(ids[:, :4], max_new_tokens=2, do_sample=False))
 
 
 def test_a_checkpoint_goes_from_mesh_to_mesh(shared: Any, tmp_path: Path) -> None:
@@ -172,7 +196,10 @@ def test_a_checkpoint_goes_from_mesh_to_mesh(shared: Any, tmp_path: Path) -> Non
 def test_deepspeeds_section_asks_for_the_axis(
     alone: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
+    skipped = [r".*layers\.1\.mlp\.down_proj\.weight$"]
     specs = [
+        {"patterns": skipped, "partition_type": "skip", "model_types": ["llama"]},
+        {"patterns": [r".*"], "partition_type": "skip", "model_types": ["gpt2"]},
         {"patterns": [r".*\.o_proj\.weight$", r".*\.down_proj\.weight$"], "partition_type": "row"},
         {"patterns": [r".*\.[qkv]_proj\.weight$", r".*\.(up|gate)_proj\.weight$"]},
         {"patterns": [r".*\.qkv\.weight$"], "shape": [3, -1], "partition_dim": 0},
@@ -184,9 +211,14 @@ def test_deepspeeds_section_asks_for_the_axis(
     assert dict(engine.mesh.spec.axes) == {"fsdp": 4, "tensor": 2}
     assert engine.autotp_size() == 2
     assert "partition_config: shape has no effect" in caplog.text
-    # The specs name no embedding and no head.
-    assert engine.plan["lm_head.weight"].param.tensor_dim is None
-    assert engine.plan["model.layers.1.mlp.down_proj.weight"].param.tensor_dim == 1
+    # The specs name no embedding and no head, and leave one layer out.
+    for name, shard in (
+        ("lm_head", (WORDS, WIDTH)),
+        ("model.layers.0.mlp.down_proj", (WIDTH, WIDTH)),
+        ("model.layers.1.mlp.down_proj", (WIDTH, 2 * WIDTH)),
+    ):
+        weight = engine.module.get_parameter(f"{name}.weight")
+        assert set(arrays.local_shapes(weight)) == {shard}
     assert_same(trained(engine), alone)
 
 

@@ -10,6 +10,7 @@ import pytest
 from torch import nn
 
 from spmdzero.config import load_config
+from spmdzero.engine._setup import require_sharing_within_host
 from spmdzero.engine._tensor_axis import tensor_dims
 from spmdzero.errors import SpmdZeroConfigError
 from spmdzero.plan import MeshSpec
@@ -134,3 +135,12 @@ def test_deepspeeds_section_names_weights(section: dict[str, Any], named: dict[s
 def test_a_preset_knows_its_models_layers(preset: str, names: dict[str, int | None]) -> None:
     found = dims_of(Named(tuple(f"h.3.{name}" for name in names)), preset_model=preset)
     assert {n: found.get(f"h.3.{n}.weight") for n in names} == names
+
+
+def test_an_axis_from_host_to_host_is_refused_with_the_numbers() -> None:
+    within = MeshSpec((("fsdp", 4), ("tensor", 4)))
+    require_sharing_within_host(within, devices=8)
+    across = MeshSpec((("fsdp", 2), ("tensor", 8)))
+    with pytest.raises(SpmdZeroConfigError, match=r"host has 4 devices, .* tensor \(8\)") as error:
+        require_sharing_within_host(across, devices=4)
+    assert "divides 4" in str(error.value)
