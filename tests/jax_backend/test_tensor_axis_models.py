@@ -24,6 +24,9 @@ from tests.jax_backend.test_tensor_axis import (
 from tests.support.processes import run_python
 
 STEPS = 20
+# With DeepSpeed's eps of 1e-8, Adam makes steps of another size of gradients that are rounding
+# errors, and losses differ by 1.03e-6 after four steps.
+ADAM = {"type": "AdamW", "params": {"lr": 1e-3, "eps": 1e-5}}
 
 
 def models() -> dict[str, tuple[Any, dict[str, str]]]:
@@ -96,16 +99,19 @@ def assert_is_as_on_one_axis(kind: str, mesh: dict[str, int], stage: int) -> Non
     losses, first = [], []
     for axes, split in (({"fsdp": math.prod(mesh.values())}, {}), (mesh, {"partition": partition})):
         torch.manual_seed(0)
-        engine = started(axes, stage=stage, spmd=split, model=make())
-        found = []
+        engine = started(axes, stage=stage, spmd=split, model=make(), optimizer=ADAM)
+        losses.append([])
         for step in range(STEPS):
             loss = engine(**batch(step)).loss
             engine.backward(loss)
             if step == 0:
                 first.append(gradients(engine))
             engine.step()
-            found.append(loss.item())
-        losses.append(found)
+            losses[-1].append(loss.item())
+    for found in first:
+        for name in [name for name in found if name.endswith("self.key.bias")]:
+            # It adds the same to all scores of a query: but for rounding its gradient is zero.
+            assert found.pop(name).abs().max().item() < 1e-9
     assert_same_gradients(first[1], first[0])
     torch.testing.assert_close(losses[1], losses[0], **CLOSE)
 
