@@ -135,15 +135,28 @@ def start_devices(settings: SpmdZeroConfig, *, dist_init_required: bool | None) 
     processes.connect(required=dist_init_required)
     require_same_settings(settings)
     spec = mesh_of(settings, runtime.device_count())
-    if runtime.local_device_count() % math.prod(spec.sharing.values()):
+    require_sharing_within_host(spec, devices=runtime.local_device_count())
+    return spec
+
+
+def require_sharing_within_host(spec: MeshSpec, *, devices: int) -> None:
+    """Refuses axes along which devices of several hosts would share a replica.
+
+    Args:
+        spec: the mesh.
+        devices: number of devices of a host.
+
+    Raises:
+        SpmdZeroConfigError: their sizes don't divide it.
+    """
+    if devices % math.prod(spec.sharing.values()):
+        axes = " and ".join(f"{axis} ({size})" for axis, size in spec.sharing.items())
         raise SpmdZeroConfigError(
             key="spmd.mesh",
             value=dict(spec.axes),
-            reason=f"a host has {runtime.local_device_count()} devices, and the axis "
-            f"{' and '.join(spec.sharing)} would go from host to host",
-            fix="Choose a size that divides the devices of a host.",
+            reason=f"a host has {devices} devices, and the axis {axes} would go from host to host",
+            fix=f"Choose a size that divides {devices}.",
         )
-    return spec
 
 
 # What to do on torch_xla in the place of an axis that devices of a replica share.

@@ -20,25 +20,31 @@ from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.formats import Split, TensorParallel
 from spmdzero.plan import MeshSpec
 
-# A style of transformers' plans -> how it splits a weight. Of a "packed" weight, which is several
-# in one, each device has a part of each after the compiler has moved what a slice misses.
+# A style of transformers' plans (distributed/tensor_parallel.py) -> how it splits a weight. What it
+# says of inputs and outputs, the compiler finds out. Of a "packed" weight, which is several in one,
+# each device has a part of each after the compiler has moved what a slice misses.
 _STYLES = {
     "colwise": "column",
     "colwise_rep": "column",
     "colwise_gather_output": "column",
     "packed_colwise": "column",
+    "embedding_colwise": "column",
     "rowwise": "row",
     "rowwise_rep": "row",
+    "rowwise_split_input": "row",
     "packed_rowwise": "row",
     "embedding_rowwise": "row",
 }
-# Styles that place no weight: they say where a module of each rank communicates.
-_WITHOUT_WEIGHT = ("replicated_with_grad_allreduce", "moe_tp_experts", "gather", "all_reduce")
+# Styles that split no weight: ranks hold it whole, or communicate in the module that has it.
+_WITHOUT_WEIGHT = (
+    "all_reduce", "gather", "local_params", "mla_kv_a_proj", "moe_identity_expert",
+    "moe_tp_experts", "replicate", "replicated_with_grad_allreduce", "sequence_parallel",
+)  # fmt: skip
 # Attributes of transformers' configs that count what attention splits a projection into.
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "num_key_value_heads")
 
 # Names of weights whose results attention splits into heads.
-_ATTENTION = re.compile(r"q_proj|k_proj|v_proj|qkv|query|key|value|c_attn|\.[qkv]\.")
+_ATTENTION = re.compile(r"(q|k|v|q_b|kv_b)_proj|qkv|query|key|value|c_attn|\.[qkv]\.")
 
 Way = str | int
 # The attribute of a model with the size that `deepspeed.tp_model_init` was told.

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from spmdzero.backend import choose
 from spmdzero.backend.hosts import processes
-from spmdzero.config import backend_of, load_config
-from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
+from spmdzero.config import backend_of, load_config, with_value
+from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._after_import import after_import
 from spmdzero.integrations._replaced import in_place_of
 
@@ -24,10 +24,10 @@ _PARALLEL = "tensor_parallel"
 
 
 def follow_imports() -> None:
-    """Makes accelerate count a process for each host, and refuse unsupported sections early."""
+    """Makes accelerate count a process for each host, and leave the devices' mesh to the engine."""
     after_import("accelerate.state", _count_hosts)
     after_import("accelerate.state", _join_hosts)
-    after_import("accelerate.accelerator", _refuse_first)
+    after_import("accelerate.accelerator", _prepare)
 
 
 def require_counted(hosts: int) -> None:
@@ -98,22 +98,32 @@ def _name_place() -> None:
         os.environ.setdefault(name, str(value))
 
 
-def _refuse_first(accelerators: Any) -> None:
+def _prepare(accelerators: Any) -> None:
     @in_place_of(accelerators.Accelerator, "_prepare_deepspeed")
     def _prepare_deepspeed(original: Any, self: Any, *args: Any) -> Any:
         if not hasattr(accelerators, "DummyOptim"):
             refuse_late("accelerate")
-        section = self.deepspeed_plugin.deepspeed_config.get(_PARALLEL)
-        if section is not None:
-            # accelerate would make a mesh of processes for the section, which torch refuses without
-            # naming a reason.
-            asked = load_config({"train_batch_size": 1, _PARALLEL: section}).tensor_parallel
-            if asked.autotp_size > 1:
-                raise SpmdZeroConfigError(
-                    key=f"{_PARALLEL}.autotp_size",
-                    value=asked.autotp_size,
-                    reason="accelerate makes a mesh of processes of this section, and one process "
-                    "drives all devices",
-                    fix=f'Write "spmd": {{"mesh": {{"fsdp": -1, "tensor": {asked.autotp_size}}}}}.',
-                )
+        _name_axis(self.deepspeed_plugin.deepspeed_config)
         return original(self, *args)
+
+
+def _name_axis(config: dict[str, Any]) -> None:
+    """Has the mesh say what ``tensor_parallel.autotp_size`` says, in `config` itself.
+
+    accelerate would make a mesh of processes for that key, and one process drives all devices.
+
+    Raises:
+        SpmdZeroConfigError: the section is none of DeepSpeed's; or the mesh has another size.
+    """
+    section = config.get(_PARALLEL)
+    if section is None:
+        return
+    size = load_config({"train_batch_size": 1, _PARALLEL: section}).tensor_parallel.autotp_size
+    if size > 1:
+        spmd = config.get("spmd") or {}
+        mesh = with_value(
+            spmd.get("mesh") or {"fsdp": -1}, "tensor", size,
+            at="spmd.mesh.", otherwise=f"{_PARALLEL}.autotp_size = {size} says otherwise",
+        )  # fmt: skip
+        config["spmd"] = {**spmd, "mesh": mesh}
+        config[_PARALLEL] = {key: section[key] for key in section if key != "autotp_size"}

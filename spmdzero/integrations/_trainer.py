@@ -118,6 +118,11 @@ def _count_batches_once(module: Any) -> None:
         # its batches. Here a process has one loader for all of its devices.
         return 1 if self.is_deepspeed_enabled else original(self)
 
+    @in_place_of(module.Trainer, "get_tp_size")
+    def get_tp_size(original: Any, self: Any) -> int:
+        # Nor is it one of several processes that share a batch.
+        return 1 if self.is_deepspeed_enabled else original(self)
+
 
 def _allow_bf16(module: Any) -> None:
     @in_place_of(module.TrainingArguments, "__post_init__")

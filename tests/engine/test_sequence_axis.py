@@ -1,4 +1,4 @@
-"""The mesh axis sequence where the backend's region leaves no axis to the compiler."""
+"""The mesh axes sequence and tensor where the backend's region leaves none to the compiler."""
 
 import pytest
 from torch import nn
@@ -10,12 +10,18 @@ from spmdzero.errors import SpmdZeroConfigError
 
 
 @pytest.mark.parametrize(
-    "more", [{"sequence_parallel_size": 2}, {"spmd": {"mesh": {"fsdp": -1, "sequence": 2}}}]
+    ("axis", "more"),
+    [
+        ("sequence", {"sequence_parallel_size": 2}),
+        ("sequence", {"spmd": {"mesh": {"fsdp": -1, "sequence": 2}}}),
+        ("tensor", {"tensor_parallel": {"autotp_size": 2}}),
+        ("tensor", {"spmd": {"mesh": {"fsdp": -1, "tensor": 2}}}),
+    ],
 )
-def test_the_axis_is_refused_by_name(more: dict[str, object]) -> None:
+def test_the_axis_is_refused_by_name(axis: str, more: dict[str, object]) -> None:
     if current().name == "jax":
         pytest.skip("JAX has the axis")
-    with pytest.raises(SpmdZeroConfigError, match="leaves none, such as sequence, to the compiler"):
+    with pytest.raises(SpmdZeroConfigError, match=f"leaves none, such as {axis}, to the compiler"):
         spmdzero.initialize(model=nn.Linear(2, 2), config={"train_batch_size": 8, **more})
 
 

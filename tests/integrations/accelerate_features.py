@@ -262,7 +262,9 @@ def _plain_backward() -> None:
 def _tensor() -> None:
     order = DEFAULTS | {"steps": 1}
     accelerator = accelerator_of(ROLE, order)
-    accelerator.deepspeed_plugin.deepspeed_config["tensor_parallel"] = {"autotp_size": 2}
+    accelerator.deepspeed_plugin.deepspeed_config |= {
+        "tensor_parallel": {"autotp_size": 2}, "spmd": {"mesh": {"fsdp": -1, "tensor": 4}},
+    }  # fmt: skip
     Loop(ROLE, order, accelerator)
 
 

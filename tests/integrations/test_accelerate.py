@@ -263,7 +263,7 @@ def test_collectives_take_outputs_of_the_engine(found: dict[str, Seen]):
         "_two": "AssertionError: You can't use same `Accelerator()` instance with multiple models",
         "_second": "SpmdZeroUsageError: backward of a loss that this engine's forward had no part",
         "_plain_backward": "SpmdZeroUsageError: optimizer.step() of accelerate after loss.back",
-        "_tensor": "SpmdZeroConfigError: tensor_parallel.autotp_size = 2",
+        "_tensor": "SpmdZeroConfigError: spmd.mesh.tensor = 4",
         "_hosts": "SpmdZeroUsageError: accelerate counts 1 process, and 4 hosts train together",
     }.items(),
 )

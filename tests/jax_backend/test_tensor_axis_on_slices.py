@@ -66,6 +66,8 @@ def test_a_block_sends_two_sums_a_pass_over_the_axis(tpu: str, stage: int) -> No
     # Two a block forward, two a block backward, one of the embedding, one of the head's input.
     assert len(activations) == 4 * BLOCKS + 2
     assert {c.dtype for c in activations} == {"bf16"}
+    assert moves.tensor_bytes == sum(c.wire_bytes for c in program.ledger.of_role("tensor"))
+    assert f"{moves.tensor_bytes:,} of these bytes go to devices that share" in str(found)
     # No logits cross: what is left has one number a token at most.
     assert all(c.bytes <= tokens * 4 for c in within if c not in activations)
     assert moves.activations == ()

@@ -91,6 +91,15 @@ def test_the_formula_counts_the_fsdp_axis_only():
     assert wide.compare().paper == alone.compare().paper
 
 
+def test_a_tensor_axis_halves_what_it_splits_at_all_stages():
+    split = ParamSpec(name="w", shape=(4096, 1024), dtype="bfloat16", trainable=True, tensor_dim=0)
+    shared = build([split], mesh=MeshSpec((("fsdp", 4), ("tensor", 2)))).compare()
+    half = build([param(shape=(2048, 1024))], mesh=MeshSpec((("fsdp", 4),))).compare()
+    assert [stage.total for stage in shared.stages] == [stage.total for stage in half.stages]
+    assert shared.paper == half.paper
+    assert "what one device of the tensor axis has" in shared.paper_note
+
+
 def test_the_formula_counts_a_groups_parameters_and_all_devices_states():
     mesh = MeshSpec((("data", 4), ("fsdp", 8)), ("fsdp", "data"))
     comparison = build(
