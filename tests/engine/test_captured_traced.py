@@ -220,11 +220,6 @@ def ignore(*_: Any) -> None:
     pass
 
 
-@pytest.fixture(scope="module")
-def engine() -> spmdzero.Engine:
-    return captured(make_engine())
-
-
 @pytest.mark.parametrize(
     ("look", "said"),
     [
@@ -255,11 +250,11 @@ def engine() -> spmdzero.Engine:
     ],
 )
 def test_who_looks_at_a_step_has_it_traced_and_is_named_once(
-    engine: spmdzero.Engine,
     look: Callable[[spmdzero.Engine], contextlib.AbstractContextManager[Any]],
     said: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    engine = captured(make_engine())
     with caplog.at_level(logging.INFO, "spmdzero"), look(engine):
         train(engine, 2)
         assert said in str(engine.capture.reason)

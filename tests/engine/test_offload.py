@@ -14,6 +14,7 @@ from spmdzero.inspect import measure
 from spmdzero.plan import Role
 from tests.support import engines
 from tests.support.contract import make_batch, make_model
+from tests.support.selected import product_rows
 
 CPU = {"device": "cpu", "pin_memory": True}
 STAGES = (1, 2, 3)
@@ -23,7 +24,7 @@ BOTH = {"offload_optimizer": CPU, "offload_param": CPU}
 
 def started(stage: int, precision: str = "fp32", **zero: Any) -> spmdzero.Engine:
     zero |= {"stage": stage, "stage3_param_persistence_threshold": 0}
-    return engines.start(make_model(), zero_optimization=zero, **PRECISIONS[precision])
+    return engines.start(make_model(layers=1), zero_optimization=zero, **PRECISIONS[precision])
 
 
 def trained(stage: int, precision: str, **zero: Any) -> dict[str, torch.Tensor]:
@@ -33,8 +34,9 @@ def trained(stage: int, precision: str, **zero: Any) -> dict[str, torch.Tensor]:
     return states | {"losses": torch.stack([loss.cpu() for loss in losses])}
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("stage", "precision"), product_rows(STAGES, PRECISIONS, quick={(2, "fp32"), (3, "bf16")})
+)
 def test_what_is_offloaded_trains_bit_for_bit_as_what_is_not(stage: int, precision: str) -> None:
     plain, offloaded = trained(stage, precision), trained(stage, precision, **BOTH)
     assert plain.keys() == offloaded.keys()
@@ -74,8 +76,14 @@ def on_host(engine: spmdzero.Engine) -> set[str]:
     return {name for name, rests in there if rests}
 
 
-@pytest.mark.parametrize("call", [engines.one_call, engines.three_calls])
-@pytest.mark.parametrize("stage", STAGES[1:])
+@pytest.mark.parametrize(
+    ("call", "stage"),
+    product_rows(
+        (engines.one_call, engines.three_calls),
+        STAGES[1:],
+        quick={(engines.one_call, 2), (engines.three_calls, 3)},
+    ),
+)
 def test_states_are_where_the_plan_has_them_after_each_step(call: Any, stage: int) -> None:
     engine = started(stage, "bf16", **BOTH)
     planned = {name for name in engine.named_tensors() if engine.plan.at_rest(name).on_host}

@@ -15,7 +15,7 @@ from spmdzero.inspect import CollectiveLedger
 from tests.benchmarks.harness.workload import GPT, Size
 from tests.support import engines
 
-LAYERS, VOCABULARY, LENGTH = 3, 64, 16
+LAYERS, VOCABULARY, LENGTH = 4, 64, 16
 
 
 def gpt() -> nn.Module:
