@@ -1,5 +1,6 @@
 """What the compiler made of a step: collectives, donation, number of programs."""
 
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -150,7 +151,10 @@ class Deep(nn.Module):
         return F.mse_loss(self.layers(x), x)
 
 
-@pytest.mark.parametrize(("stage", "forward"), [(1, "region"), (2, "region"), (2, "global")])
+@pytest.mark.parametrize(
+    ("stage", "forward"),
+    [pytest.param(1, "region", marks=pytest.mark.slow), (2, "region"), (2, "global")],
+)
 def test_whole_gradients_are_not_kept_until_the_update(stage: int, forward: str) -> None:
     text = program_of(Deep(), 128, config(stage, forward=forward))
     schedule = text.partition("\nENTRY")[2].splitlines()
@@ -227,7 +231,12 @@ class Contrastive(nn.Module):
     ("model", "loss_of"),
     [
         # JAX's layer norm keeps rows apart.
-        pytest.param(make_model, gpt_loss, marks=pytest.mark.torch_xla_only, id="layer norm"),
+        pytest.param(
+            functools.partial(make_model, layers=1),
+            gpt_loss,
+            marks=pytest.mark.torch_xla_only,
+            id="layer norm",
+        ),
         pytest.param(
             Contrastive, lambda engine, _: engine(torch.randn(ROWS, 16)), id="rows that mix"
         ),
@@ -262,7 +271,7 @@ import json, torch, spmdzero
 from spmdzero.backend import counters, runtime
 from tests.support import engines
 from tests.support.contract import make_batch, make_model
-engine, *_ = spmdzero.initialize(model=make_model(), config={
+engine, *_ = spmdzero.initialize(model=make_model(layers=1), config={
     "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
     "scheduler": {"type": "WarmupDecayLR", "params": {
