@@ -22,9 +22,11 @@ PRECISIONS: dict[str, dict[str, Any]] = {"fp32": {}, "bf16": {"bf16": {"enabled"
 BOTH = {"offload_optimizer": CPU, "offload_param": CPU}
 
 
-def started(stage: int, precision: str = "fp32", **zero: Any) -> spmdzero.Engine:
+def started(
+    stage: int, precision: str = "fp32", *, layers: int = 1, **zero: Any
+) -> spmdzero.Engine:
     zero |= {"stage": stage, "stage3_param_persistence_threshold": 0}
-    return engines.start(make_model(layers=1), zero_optimization=zero, **PRECISIONS[precision])
+    return engines.start(make_model(layers=layers), zero_optimization=zero, **PRECISIONS[precision])
 
 
 def trained(stage: int, precision: str, **zero: Any) -> dict[str, torch.Tensor]:
@@ -51,7 +53,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_one_line_says_where_states_rest(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "spmdzero"):
         for _ in range(2):
-            engine = started(2, "bf16", **BOTH)
+            engine = started(2, "bf16", layers=2, **BOTH)
     of_optimizer, of_param = lines(caplog)
     assert of_param == "offload_param has no effect below stage 3, as in DeepSpeed"
     # Master and moments of 107,264 elements in fp32, an eighth of all but the small ones.

@@ -55,7 +55,9 @@ def test_a_loop_gathers_within_a_group_and_leaves_parts_of_gradients_on_all_devi
     assert engine.plan.at_rest(UP.replace("parameter", "exp_avg")).local == (WIDTH // 2, WIDTH)
 
 
-@pytest.mark.parametrize("call", [engines.one_call, engines.three_calls])
+@pytest.mark.parametrize(
+    "call", [engines.one_call, pytest.param(engines.three_calls, marks=pytest.mark.slow)]
+)
 def test_a_loop_trains_shards_that_rest_on_the_host_bit_for_bit(call: Any) -> None:
     losses = []
     for more in ({}, {"offload_optimizer": CPU, "offload_param": CPU}):
