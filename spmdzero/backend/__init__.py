@@ -41,6 +41,7 @@ from spmdzero.backend.forms._tree import (
     refuse_unknown,
     replicated,
 )
+from spmdzero.backend.forms._users_dtensors import is_dtensor, undistributed
 from spmdzero.backend.forms._with_graph import refuse_graph
 from spmdzero.backend.protocols._arrays import Arrays, Form
 from spmdzero.backend.protocols._compiler import (
@@ -113,6 +114,7 @@ __all__ = [
     "hands_over",
     "held",
     "host_memory",
+    "is_dtensor",
     "is_transforming",
     "keep_same",
     "let_in",
@@ -136,4 +138,5 @@ __all__ = [
     "stored_zeros",
     "to_all_rows",
     "to_own_rows",
+    "undistributed",
 ]

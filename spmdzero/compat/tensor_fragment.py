@@ -1,6 +1,9 @@
 """`deepspeed.utils.safe_*`: one parameter's fp32 weights, gradient and optimizer states.
 
 The functions work for every param group; DeepSpeed's find optimizer states of the first only.
+
+``as_dtensor=True`` is spmdzero's: a DTensor in the host's memory, cut over hosts as those of
+`engine.distributed_state()`. Every host calls the function then. `safe_set_full_*` take DTensors.
 """
 
 from collections.abc import Callable
@@ -9,15 +12,20 @@ from typing import Any
 import torch
 
 from spmdzero.engine import trained_parameter
+from spmdzero.errors import SpmdZeroUsageError
 
 
-def safe_get_full_fp32_param(param: torch.Tensor) -> torch.Tensor | None:
+def safe_get_full_fp32_param(
+    param: torch.Tensor, *, as_dtensor: bool = False
+) -> torch.Tensor | None:
     """The fp32 weights that the optimizer updates, `[*shape]` on the device.
 
     It is None for a parameter that no engine trains.
     """
     trained = trained_parameter(param)
-    return trained.read_master() if trained else None
+    if trained is None:
+        return None
+    return trained.read_dtensor("master") if as_dtensor else trained.read_master()
 
 
 def safe_set_full_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
@@ -33,7 +41,9 @@ def safe_set_full_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
         trained.write_master(value)
 
 
-def safe_get_full_optimizer_state(param: torch.Tensor, optim_state_key: str) -> torch.Tensor | None:
+def safe_get_full_optimizer_state(
+    param: torch.Tensor, optim_state_key: str, *, as_dtensor: bool = False
+) -> torch.Tensor | None:
     """One optimizer state, e.g. ``"exp_avg"``, `[*shape]` fp32 on the device.
 
     It is None for a parameter that no engine trains.
@@ -43,7 +53,10 @@ def safe_get_full_optimizer_state(param: torch.Tensor, optim_state_key: str) -> 
             keeps.
     """
     trained = trained_parameter(param)
-    return trained.read_state(optim_state_key) if trained else None
+    if trained is None:
+        return None
+    read = trained.read_dtensor if as_dtensor else trained.read_state
+    return read(optim_state_key)
 
 
 def safe_set_full_optimizer_state(
@@ -58,13 +71,23 @@ def safe_set_full_optimizer_state(
         trained.write_state(optim_state_key, value)
 
 
-def safe_get_full_grad(param: torch.Tensor) -> torch.Tensor | None:
+def safe_get_full_grad(param: torch.Tensor, *, as_dtensor: bool = False) -> torch.Tensor | None:
     """The averaged gradient, `[*shape]` on the device, between `backward` and `step`.
 
-    It is the same tensor as `param.grad`, or None without a gradient.
+    It is the same tensor as `param.grad`, or None without a gradient; a copy with `as_dtensor`.
+
+    Raises:
+        SpmdZeroUsageError: `as_dtensor`, and no engine trains the parameter.
     """
     trained = trained_parameter(param)
-    return trained.read_gradient() if trained else param.grad
+    if trained is not None:
+        return trained.read_dtensor("gradient") if as_dtensor else trained.read_gradient()
+    if as_dtensor:
+        raise SpmdZeroUsageError(
+            "safe_get_full_grad(as_dtensor=True): no engine trains this parameter, so nothing says "
+            "which hosts share its gradient. Read param.grad, or give a parameter of engine.module"
+        )
+    return param.grad
 
 
 def safe_set_full_grad(param: torch.Tensor, value: torch.Tensor) -> None:

@@ -17,7 +17,7 @@ from spmdzero.engine._direct_calls import DirectCalls
 from spmdzero.engine._exports import Exports
 from spmdzero.engine._folded import FoldedCalls
 from spmdzero.engine._launching import Launching
-from spmdzero.engine._module_methods import MastersFollow, ModuleMethods
+from spmdzero.engine._module_methods import LoadsFollow, ModuleMethods
 from spmdzero.engine._offers import offers
 from spmdzero.engine._parameter import adopt_parameters
 from spmdzero.engine._progress import Progress
@@ -144,8 +144,7 @@ class Engine(nn.Module, _Offered):
         self._exports = Exports(training, accumulation)
         self._module_methods = ModuleMethods(training)
         adopt_parameters(training, accumulation)
-        if training.optimizer is not None:
-            MastersFollow(training.optimizer).watch(training.module)
+        LoadsFollow(training.optimizer).watch(training.module)
         if direct_calls is not None:
             direct_calls.watch(training.module, backwards=config.fp16.enabled)
         self.after_step += reports(training, self._progress, self.monitor)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from spmdzero.backend import arrays, current, runtime
+from spmdzero.backend import arrays, current, runtime, undistributed
 from spmdzero.data._loader import ZeroDataLoader
 from spmdzero.engine._module_hooks import ModuleHook
 from spmdzero.errors import SpmdZeroUsageError, UsageValueError
@@ -28,14 +28,40 @@ class ModuleMethods:
         prefix: str = "",
         keep_vars: bool = False,
         exclude_frozen_parameters: bool = False,
+        *,
+        as_dtensor: bool = False,
     ) -> dict[str, Any]:
-        """The module's state dict on the devices, with or without its frozen parameters."""
+        """The module's state dict on the devices, with or without its frozen parameters.
+
+        Args:
+            destination, prefix, keep_vars: as in torch.
+            exclude_frozen_parameters: leave out parameters that don't require gradients.
+            as_dtensor: an argument of spmdzero: DTensors in the host's memory, as those of
+                `distributed_state`, for `torch.distributed.checkpoint` and torch's other tools.
+                Every host calls it then.
+
+        Raises:
+            SpmdZeroUsageError: `as_dtensor` and `keep_vars`.
+        """
         state = {} if destination is None else destination
-        self._training.module.state_dict(destination=state, prefix=prefix, keep_vars=keep_vars)
-        if exclude_frozen_parameters:
-            for name, parameter in self._training.module.named_parameters():
-                if not parameter.requires_grad:
-                    state.pop(prefix + name, None)
+        module = self._training.module
+        named = module.named_parameters(remove_duplicate=False)
+        left_out = {n for n, p in named if exclude_frozen_parameters and not p.requires_grad}
+        if not as_dtensor:
+            module.state_dict(destination=state, prefix=prefix, keep_vars=keep_vars)
+            for name in left_out:
+                state.pop(prefix + name, None)
+            return state
+        if keep_vars:
+            raise SpmdZeroUsageError(
+                "module_state_dict(as_dtensor=True, keep_vars=True): DTensors are copies on the "
+                "CPU, no variables of the module. Leave one of the two out"
+            )
+        # Importing DTensors would take time at each start.
+        from spmdzero.state._dtensors import module_dtensors
+
+        found = module_dtensors(self._training, without=frozenset(left_out))
+        state.update({prefix + name: value for name, value in found.items()})
         return state
 
     def empty_partition_cache(self) -> None:
@@ -161,12 +187,12 @@ class ModuleMethods:
         self._training.gradients.forget(self._training.module.parameters())
 
 
-class MastersFollow(ModuleHook):
+class LoadsFollow(ModuleHook):
     """Hooks of each submodule that copy what `load_state_dict` wrote to the optimizer's masters.
 
     Otherwise the masters would undo the load at the next step. The masters of parameters that a
-    partial state dict leaves out keep their digits. On a copy or a pickle of the module, which
-    belongs to no engine, the hooks do nothing.
+    partial state dict leaves out keep their digits. DTensors of the state dict are made whole
+    before. On a copy or a pickle of the module, which belongs to no engine, the hooks copy nothing.
     """
 
     def __init__(self, optimizer: ZeroOptimizer | None = None) -> None:
@@ -194,6 +220,9 @@ class MastersFollow(ModuleHook):
                 "load_state_dict(assign=True) would replace parameters that the engine trains by "
                 "others. Leave assign out: values are copied onto the devices"
             )
+        for name in (*module._parameters, *module._buffers):
+            if prefix + name in state:
+                state[prefix + name] = undistributed(state[prefix + name])
         if current().in_region():
             # A forward loads into a replica's copies; the masters follow them as after any write.
             return
@@ -211,4 +240,4 @@ class MastersFollow(ModuleHook):
             runtime.sync()
 
     def __reduce__(self) -> Any:
-        return MastersFollow, ()
+        return LoadsFollow, ()

@@ -9,10 +9,19 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from spmdzero.backend import REPLICATED, arrays, gather, runtime, same_on_hosts, store
+from spmdzero.backend import (
+    REPLICATED,
+    arrays,
+    gather,
+    runtime,
+    same_on_hosts,
+    store,
+    undistributed,
+)
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import Layout
+from spmdzero.state._live_state import Held, held_tensors
 from spmdzero.state._placed_module import take_off_devices
 from spmdzero.state._training import Training
 from spmdzero.step._autograd import autograd_grad, set_autograd_grad
@@ -96,6 +105,40 @@ class TrainedParameter:
             self.training.mesh.mark(stored.copy_(value), REPLICATED)
         runtime.sync()
 
+    @torch.no_grad()
+    def read_dtensor(self, role: str) -> torch.Tensor | None:
+        """A tensor of the parameter as a DTensor over the hosts, each of which calls this.
+
+        Args:
+            role: ``"master"`` or an optimizer state, fp32 then, or ``"gradient"``, in the dtype of
+                `read_gradient`, and None without one.
+
+        Raises:
+            SpmdZeroUsageError: the optimizer keeps no such state.
+        """
+        training = self.training
+        if role == "gradient":
+            whole = self.read_gradient()
+            if whole is None:
+                return None
+            name, layout = f"gradient/{self.name}", self._layout("gradient")
+            split = layout if layout.is_sharded else None
+            stored = store(training.mesh, whole, layout)
+            held = Held(stored=stored, shape=self._shape, layout=split)
+        else:
+            parameter, optimizer = self._trained()
+            optimizer.renew()
+            is_master = role == "master" and "master" not in optimizer.state[parameter]
+            if role != "master":
+                self._state(role)
+            name = f"{'parameter' if is_master else role}/{self.name}"
+            held = held_tensors(training)[name]
+        # Importing DTensors would take time at each start.
+        from spmdzero.state._dtensors import live_dtensors
+
+        dtype = None if role == "gradient" else torch.float32
+        return live_dtensors(training, {name: held}, dtype=dtype)[name]
+
     def _trained(self) -> tuple[nn.Parameter, ZeroOptimizer]:
         optimizer = self.training.optimizer
         if optimizer is None:
@@ -137,7 +180,7 @@ class TrainedParameter:
                 f"{self.name}{what} has shape {list(shape)}, the new value {list(value.shape)}"
             )
         with same_on_hosts():
-            return value.detach().to(runtime.device())
+            return undistributed(value.detach()).to(runtime.device())
 
 
 class ZeroParameter(nn.Parameter):

@@ -21,12 +21,15 @@ class StoredTensor:
         read: maps a part to its elements, contiguous, on the CPU.
         pieces: the disjoint parts in which it is stored; for a running state those that this
             process has to save. Reading exactly one piece is cheapest.
+        held: for a running state the parts that this process's devices hold, whichever process has
+            to save them; equal or disjoint.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     read: Callable[[Box], torch.Tensor]
     pieces: tuple[Box, ...]
+    held: tuple[Box, ...] = ()
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "StoredTensor":

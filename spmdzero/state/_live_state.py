@@ -66,20 +66,30 @@ def live_state(
         held.pop(f"parameter/{name}")
     if host.accumulation is None:
         held = {name: item for name, item in held.items() if not name.startswith(ACCUMULATOR)}
-    held = _spread(training, held)
+    tensors = live_tensors(training, held, rng=host.rng or {})
+    return TrainingState(tensors=tensors, host=host, source="the running engine")
+
+
+def live_tensors(
+    training: Training, held: Mapping[str, Held], *, rng: Mapping[str, Any]
+) -> dict[str, StoredTensor]:
+    """Tensors on the devices, to be read in parts until the next step.
+
+    Args:
+        training: whose devices they are on.
+        held: name -> tensor.
+        rng: states of the generators, which are restored.
+    """
+    spread = _spread(training, held)
     runtime.sync()
     runtime.wait()
     # torch_xla's generator advances with each program; saving must not change it.
-    set_generators(host.rng or {})
+    set_generators(rng)
     latest = _Latest()
-    return TrainingState(
-        tensors={
-            name: _on_devices(name, item, latest, turn=turn)
-            for turn, (name, item) in enumerate(held.items())
-        },
-        host=host,
-        source="the running engine",
-    )
+    return {
+        name: _on_devices(name, item, latest, turn=turn)
+        for turn, (name, item) in enumerate(spread.items())
+    }
 
 
 def held_tensors(training: Training) -> dict[str, Held]:
@@ -106,7 +116,7 @@ def passing_buffers(module: torch.nn.Module) -> set[str]:
     }
 
 
-def _spread(training: Training, held: dict[str, Held]) -> dict[str, Held]:
+def _spread(training: Training, held: Mapping[str, Held]) -> dict[str, Held]:
     """Shards large tensors that every device holds whole, so that each sends only its part."""
     spread = {}
     for name, item in held.items():
@@ -147,6 +157,7 @@ def _on_devices(name: str, item: Held, latest: _Latest, *, turn: int) -> StoredT
             dtype=dtype,
             read=lambda box: item.stored.detach().cpu()[box_slices(box)].contiguous(),
             pieces=(whole_box(item.shape),) if mine else (),
+            held=(whole_box(item.shape),),
         )
     local = arrays.local_slices(item.stored)
     parts = list(device_boxes(item.shape, item.layout, local))
@@ -160,6 +171,7 @@ def _on_devices(name: str, item: Held, latest: _Latest, *, turn: int) -> StoredT
         pieces=tuple(
             box for boxes, copy in zip(parts, first, strict=True) if not copy for box in boxes
         ),
+        held=tuple(dict.fromkeys(box for boxes in parts for box in boxes)),
     )
 
 

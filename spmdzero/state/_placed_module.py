@@ -5,7 +5,15 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from spmdzero.backend import REPLICATED, Mesh, arrays, refuse_gradient_hooks, resting, runtime
+from spmdzero.backend import (
+    REPLICATED,
+    Mesh,
+    arrays,
+    is_dtensor,
+    refuse_gradient_hooks,
+    resting,
+    runtime,
+)
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import Layout
 from spmdzero.state._homes import exchange, left_home
@@ -109,6 +117,15 @@ def _replace(module: nn.Module, renewed: Moved) -> None:
 
 
 def _check(name: str, tensor: torch.Tensor) -> None:
+    if is_dtensor(tensor):
+        raise SpmdZeroUsageError(
+            f"{name} is a DTensor, as fully_shard, parallelize_module and distribute_tensor make "
+            "them. A rank of its mesh is a process, and here one process drives all devices of a "
+            "host. Hand the plain module to spmdzero.initialize: "
+            '"zero_optimization": {"stage": 3} shards it as fully_shard does, '
+            '"tensor_parallel": {"autotp_size": ...} as parallelize_module. Load DTensors '
+            "afterwards, by engine.load_module_state_dict or engine.distributed_state()"
+        )
     refuse_gradient_hooks(name, tensor)
     if tensor.device.type not in ("cpu", "meta", runtime.device().type):
         raise SpmdZeroUsageError(

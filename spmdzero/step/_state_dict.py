@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from spmdzero._names import listed
-from spmdzero.backend import arrays, runtime
+from spmdzero.backend import arrays, runtime, undistributed
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import UpdateRule
 from spmdzero.precision import LossScaler
@@ -116,7 +116,9 @@ class WholeStates:
         return self.held.plan.at_rest(f"{slot}/{self.held.names[parameter]}").shape
 
     def _fill(self, stored: torch.Tensor, value: Any) -> None:
-        self.held.mesh.overwrite(stored, _device_parts(stored, torch.as_tensor(value)))
+        self.held.mesh.overwrite(
+            stored, _device_parts(stored, undistributed(torch.as_tensor(value)))
+        )
 
 
 def _on_host(stored: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from spmdzero.formats import format_of, open_state
 from tests.hosts.cases import ALL_SHARDS
@@ -76,6 +78,24 @@ def test_the_first_host_writes_for_deepspeed_what_each_holds(saved: Saved, forma
     assert {key.partition("/")[0] for key in shared} >= {"parameter", "exp_avg", "exp_avg_sq"}
     for key in shared:
         assert torch.equal(exported.tensors[key].whole(), native.tensors[key].whole()), key
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is:UserWarning")
+def test_torch_reads_whole_tensors_of_which_each_host_wrote_its_part(
+    saved: Saved, tmp_path: Path
+) -> None:
+    written = saved.folder / "exported" / "torch's"
+    saved_as = FileSystemReader(written).read_metadata().state_dict_metadata
+    for name in ("model.wide.weight", "optim.state.wide.weight.exp_avg"):
+        assert [list(chunk.sizes) for chunk in saved_as[name].chunks] == [[32, 24]] * 2, name
+    dcp_to_torch_save(written, tmp_path / "whole.pt")
+    read = torch.load(tmp_path / "whole.pt", weights_only=True)
+    native = open_state(saved.folder, "global_step3")
+    for key, tensor in native.tensors.items():
+        role, _, name = key.partition("/")
+        of_name = read["optim"]["state"].get(name, {})
+        found = read["model"][name] if role in ("parameter", "buffer") else of_name[role]
+        assert torch.equal(found, tensor.whole()), key
 
 
 def test_weights_for_others_are_whole_and_a_failure_is_known_to_each_host(

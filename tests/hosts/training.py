@@ -2,11 +2,13 @@
 
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed import checkpoint as dcp
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
@@ -150,6 +152,10 @@ def export(engine: spmdzero.Engine, folder: str | None) -> None:
     engine.save_16bit_model(folder)
     engine.save_deepspeed_checkpoint(folder)
     engine.save_deepspeed_checkpoint(folder, universal=False, ranks=4)
+    with warnings.catch_warnings():
+        # torch warns about its own code.
+        warnings.simplefilter("ignore")
+        dcp.save(engine.distributed_state().state_dict(), checkpoint_id=Path(folder, "torch's"))
     file = Path(folder, "a file")
     if runtime.process_index() == 0:
         file.write_text("")

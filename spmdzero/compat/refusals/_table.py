@@ -193,7 +193,8 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "a process has several devices with a part on each, of which none is the local one",
         "`spmdzero.local_shards(tensor)` shows what each device holds of a parameter, and of "
         '`engine.named_tensors()["exp_avg/..."]`; `safe_get_full_...` and `safe_set_full_...` of '
-        "`spmdzero.utils` read and set a tensor as a whole",
+        "`spmdzero.utils` read and set a tensor as a whole, and "
+        "`safe_get_full_...(p, as_dtensor=True).to_local()` is what one host's devices hold",
         """
         utils: safe_get_local_fp32_param safe_get_local_grad safe_get_local_optimizer_state
           safe_set_local_optimizer_state safe_set_local_fp32_param safe_set_local_grad
