@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from spmdzero.explain._chips import Topology
 from spmdzero.explain._refused_scatters import RefusedScatter, refused_scatters
@@ -36,12 +37,13 @@ class Moves:
         target: ``cpu:8``, ``v5e:2x4``, ...
         programs: each program's ledger.
         wire_bytes: bytes that one device sends in a step.
-        wire_elements: elements that one device sends to other replicas in a step, so that two
-            dtypes compare.
+        wire_elements: elements that one device sends in a step, so that two dtypes compare; without
+            activations that devices of a replica hand each other.
         tensor_bytes, sequence_bytes: bytes of `wire_bytes` that it sends to devices that share its
             replica's work, over the mesh axes of these names.
         floor_elements: the least number: one reduction of each gradient and one gather of each
             updated parameter, Ψ(N-1)/N elements each; at stage 2 with K micro-batches K reductions.
+            N is the number of replicas times that of the devices which share a row.
         activations: collectives that move an activation, as the audit finds them.
         unnamed: collectives within slices that libtpu made, without names, from collectives that
             span slices; their traffic from slice to slice is not in the ledger.
@@ -89,7 +91,7 @@ def measure_moves(
         target=target,
         programs=tuple(programs),
         wire_bytes=sum(runs * c.wire_bytes for c, runs in moved),
-        wire_elements=sum(runs * _wire_elements(c) for c, runs in moved if c.role not in _SHARED),
+        wire_elements=sum(runs * _wire_elements(c) for c, runs in moved if not _is_own(c)),
         tensor_bytes=sum(p.runs * shared_bytes(p.ledger, ["tensor"]) for p in programs),
         sequence_bytes=sum(p.runs * shared_bytes(p.ledger, ["sequence"]) for p in programs),
         floor_elements=floor_elements(plan),
@@ -112,23 +114,35 @@ def floor_elements(plan: ShardingPlan) -> int:
     each sharded gradient once per micro-batch. Stage 3 gathers a parameter that rests as a shard
     twice per micro-batch, for forward and for backward: 3Ψ(N-1)/N, and 2Ψ(N-1)/N of frozen ones.
     Groups that each have a copy of the shards gather among themselves, and keep them equal once.
+    Devices that share rows add up gradients with all others, have states of their own, and hold the
+    same part of a parameter, which they gather once.
     """
-    sent = sum(_parts_sent(plan, tensor) * tensor.elements_of_part(plan.mesh) for tensor in plan)
-    return sent // plan.mesh.replicas
+    return int(sum(_times_sent(plan, t) * t.elements_of_part(plan.mesh) for t in plan))
 
 
-def _parts_sent(plan: ShardingPlan, tensor: TensorPlan) -> int:
-    """Number of nths of a parameter that each of n devices sends in one step."""
+def _times_sent(plan: ShardingPlan, tensor: TensorPlan) -> Fraction:
+    """What each device sends of a parameter in one step, as a multiple of the parameter."""
     n, groups = plan.mesh.replicas, plan.mesh.data
+    devices = n * plan.mesh.sequence
+    once = Fraction(devices - 1, devices)
     gradient = tensor.placement(Role.GRADIENT)
     reductions = plan.accumulation_steps if plan.stage >= 2 else 1
     if tensor.require(Role.PARAMETER).over_fsdp:
-        gathers = 2 * plan.accumulation_steps * (n - groups)
-        return gathers if gradient is None else reductions * (n - 1) + gathers + groups - 1
+        gathers = Fraction(2 * plan.accumulation_steps * (n - groups), n)
+        sharers = plan.mesh.sequence
+        updated = Fraction(groups - 1, n) + Fraction(sharers - 1, sharers * n)
+        return gathers if gradient is None else reductions * once + gathers + updated
     if gradient is None:
-        return 0
+        return Fraction(0)
     # An all-reduce of a whole gradient is a reduce-scatter and a gather each time.
-    return (2 * reductions if gradient.kind == "replicate" else reductions + 1) * (n - 1)
+    return (2 * reductions if gradient.kind == "replicate" else reductions + 1) * once
+
+
+def _is_own(collective: Collective) -> bool:
+    """Whether it moves activations among devices that share a replica's work."""
+    if collective.role == "sequence":
+        return not collective.tensor and collective.kind not in ("all-reduce", "reduce-scatter")
+    return collective.role in _SHARED
 
 
 def _wire_elements(collective: Collective) -> int:

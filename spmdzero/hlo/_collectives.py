@@ -41,7 +41,8 @@ class Collective:
         turns: number of times that one run of the program runs it; 1 outside of loops.
         role: the tag's role (``gradient``, ``parameter``, ``loss``, ``norm``, ``direction``,
             ``update``); without a tag ``tensor`` or ``sequence`` among the devices of the mesh axis
-            of that name, which share a replica's work, else "".
+            of that name, which share a replica's work, else "". So it is, with a tag, for the
+            replica's gradient that devices of ``sequence`` add up.
         tensor: the tag's tensor, "" if the tag has none.
         op_name: ``metadata={op_name=...}`` of the instruction.
         source: ``file:line`` that traced it, "" if the metadata doesn't tell.
@@ -105,7 +106,10 @@ def read_collectives(
             elif sequence > 1 and within(module, instruction, tensor * sequence):
                 shared = "sequence"
             for found in _of_each_operand(module, instruction, outputs, ends, hosts):
-                yield instruction, replace(found, role=found.role or shared)
+                # What devices add up that share rows is one replica's gradient, of which they keep
+                # parts.
+                own = shared == "sequence" and found.role == "gradient"
+                yield instruction, replace(found, role=shared if own else found.role or shared)
 
 
 def _goes_on(module: Module, instruction: Instruction) -> bool:

@@ -29,8 +29,8 @@ class MeshSpec:
             replica's work: along ``sequence`` each has a part of every row, along ``tensor`` of the
             dims of weights that the plan says.
         states: the axes over which gradients, masters and moments are sharded: ``fsdp``, over which
-            parameters are, so that ``data`` has copies of all; or ``("fsdp", "data")``, where a
-            device has a part of its own part of the parameter.
+            parameters are, so that ``data`` has copies of all; or ``("fsdp", "data")`` or
+            ``("fsdp", "sequence")``, where a device has a part of its own part of the parameter.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -78,7 +78,8 @@ class MeshSpec:
         known = math.prod(size for size in sizes.values() if size != -1)
         if len(open_axes) == 1 and known > 0:
             sizes[open_axes[0]] = max(1, device_count // known)
-        mesh = cls(tuple(sizes.items()))
+        # Devices that share rows hold the same weights, and so have parts of their states each.
+        mesh = cls(tuple(sizes.items()), ("fsdp", "sequence") if "sequence" in sizes else "fsdp")
         if mesh.size != device_count:
             raise _refuse(
                 dict(axes),
@@ -167,6 +168,13 @@ class MeshSpec:
         """Devices that share one copy of the states."""
         return self.parts(self.states)
 
+    @property
+    def states_of_region(self) -> Axes:
+        """Those of `states` by which the region divides them; the compiler does the rest."""
+        axes = entry_of(batch_axes(names_of(self.states)))
+        assert axes is not None
+        return axes
+
     def parts(self, axes: Axes | None) -> int:
         """Number of parts of a dim that is split over `axes`."""
         sizes = dict(self.axes)
@@ -174,7 +182,8 @@ class MeshSpec:
 
     def __str__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in self.axes)
-        return axes if self.states == "fsdp" else f"{axes}, states over both"
+        both = self.states != "fsdp"
+        return f"{axes}, states over {' and '.join(names_of(self.states))}" if both else axes
 
 
 def batch_axes(names: Sequence[str]) -> tuple[str, ...]:

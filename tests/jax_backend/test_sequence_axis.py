@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import spmdzero
+from spmdzero.backend import arrays
 from spmdzero.errors import ReplicaRegionError, SpmdZeroConfigError
 from tests.jax_backend.test_tensor_axis import (
     CLOSE,
@@ -80,6 +81,18 @@ def test_attention_gets_whole_rows_by_all_to_alls_and_nothing_is_gathered(shared
     assert {c.kind for c in within} == {"all-to-all", "all-reduce"}
 
 
+def test_each_device_of_a_replica_holds_its_part_of_the_states(shared: Any) -> None:
+    engine, _ = shared
+    weight = engine.module.model.layers[0].self_attn.q_proj.weight
+    assert set(arrays.local_shapes(weight)) == {(WIDTH, WIDTH)}
+    moment = engine.optimizer.state[weight]["exp_avg"]
+    assert set(arrays.local_shapes(moment)) == {(WIDTH // 8, WIDTH)}
+    # One number crosses each axis for the norm of all gradients: no tensor has a sum of its own.
+    with spmdzero.record_ledgers(engine) as ledgers:
+        engine.train_batch(iter([batch(8)]))
+    assert sorted(c.group_size for c in ledgers.boundary.of_role("norm")) == [2, 4]
+
+
 def test_the_fused_loss_is_computed_of_each_devices_own_positions(alone: list[float]) -> None:
     engine = started(MESH, spmd={"fused_loss": True})
     assert_same(trained(engine), alone)
@@ -105,7 +118,7 @@ def test_a_checkpoint_goes_from_mesh_to_mesh(shared: Any, tmp_path: Path) -> Non
     engine, _ = shared
     engine.save_checkpoint(tmp_path, tag="kept")
     after = [engine.train_batch(iter([batch(20 + step)])).item() for step in range(2)]
-    other = started({"fsdp": 8}, stage=1)
+    other = started({"fsdp": 2, "sequence": 4}, stage=3)
     other.load_checkpoint(tmp_path, tag="kept")
     again = [other.train_batch(iter([batch(20 + step)])).item() for step in range(2)]
     torch.testing.assert_close(again, after, **CLOSE)

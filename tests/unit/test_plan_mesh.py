@@ -31,6 +31,14 @@ def test_a_group_shares_the_parameters_and_all_devices_the_states():
         assert alone.shards == 8
 
 
+def test_devices_that_share_rows_share_the_states_and_not_the_parameters():
+    mesh = MeshSpec.resolve({"fsdp": -1, "sequence": 2}, device_count=8)
+    assert (mesh.fsdp, mesh.shards, mesh.replicas) == (4, 8, 4)
+    # The region divides a tensor by replicas, the compiler what is left.
+    assert (mesh.states, mesh.states_of_region) == (("fsdp", "sequence"), "fsdp")
+    assert str(mesh) == "fsdp=4, sequence=2, states over fsdp and sequence"
+
+
 @pytest.mark.parametrize("axes", [{"fsdp": 6}, {"data": 3, "fsdp": 2}, {"data": 6, "fsdp": -1}])
 def test_sizes_that_do_not_fit_the_devices_are_refused_with_both_numbers(axes):
     with pytest.raises(SpmdZeroConfigError, match=r"multiply to 6, there are 8 devices") as caught:

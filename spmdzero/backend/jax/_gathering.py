@@ -9,7 +9,7 @@ import torch
 from spmdzero.backend.jax._dispatch import own_value, value_of
 from spmdzero.backend.jax._graph import in_order
 from spmdzero.backend.jax._operations import MeshOp
-from spmdzero.backend.jax._slice import within_tensor
+from spmdzero.backend.jax._slice import within_sharing
 from spmdzero.backend.jax._tensor import LazyTensor, alias_of, meta_of, over
 from spmdzero.backend.jax._values import Space, record
 from spmdzero.backend.jax.arrays import write_stamp
@@ -36,7 +36,7 @@ class JaxGathering:
         def gathered(array: jax.Array) -> jax.Array:
             return jax.lax.all_gather(array, axis, axis=dim, tiled=True)
 
-        gathered = within_tensor(gathered, tensor_dim)
+        gathered = within_sharing(gathered, {"tensor": tensor_dim})
         key = ("all_gather", axis, dim, tensor_dim, spec.names, spec.shape)
         op = MeshOp(key, gathered, Space.REPLICA, mesh=self.mesh.devices)
         return over(record(op, (own_value(local),), {}, [(shape, local.dtype)])[0])

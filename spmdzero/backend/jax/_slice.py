@@ -1,7 +1,7 @@
 """The devices of a mesh, and the torus of their chips."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,26 +27,29 @@ def replicas_of(mesh: jax.sharding.Mesh) -> int:
     return math.prod(mesh.shape[name] for name in batch_axes(mesh))
 
 
-def within_tensor(
-    function: Callable[[jax.Array], jax.Array], tensor_dim: int | None
+def within_sharing(
+    function: Callable[[jax.Array], jax.Array], dims: Mapping[str, int | None]
 ) -> Callable[[jax.Array], jax.Array]:
-    """A function of the region that exchanges over other axes, for what ``tensor`` splits.
+    """A function of the region that exchanges over other axes, for what devices of a replica split.
 
-    The compiler doesn't divide a call of an exchange: it would gather the operand over ``tensor``.
+    The compiler doesn't divide a call of an exchange: it would gather the operand over their axis.
 
     Args:
         function: of one device's part.
-        tensor_dim: the dim of operand and result that is split over ``tensor``; None for none.
+        dims: axis of `sharing_axes` -> the dim of operand and result that it splits, None for none;
+            one axis at most splits one.
     """
-    if tensor_dim is None:
+    split = {axis: dim for axis, dim in dims.items() if dim is not None}
+    if not split:
         return function
-    spec = jax.sharding.PartitionSpec(*[None] * tensor_dim, "tensor")
+    ((axis, dim),) = split.items()
+    spec = jax.sharding.PartitionSpec(*[None] * dim, axis)
 
     def divided(array: jax.Array) -> jax.Array:
         if not is_for_tpu():
             # XLA's CPU programs of such exchanges were seen to hang, in a loop at stage 3.
             return function(array)
-        return over_sharing(function, ["tensor"], in_specs=spec, out_specs=spec)(array)
+        return over_sharing(function, [axis], in_specs=spec, out_specs=spec)(array)
 
     return divided
 

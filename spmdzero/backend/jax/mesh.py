@@ -20,7 +20,7 @@ from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._graph import mark_of
 from spmdzero.backend.jax._memory import rests_on_host
 from spmdzero.backend.jax._operations import MeshOp
-from spmdzero.backend.jax._slice import devices_by_host, within_tensor
+from spmdzero.backend.jax._slice import devices_by_host, within_sharing
 from spmdzero.backend.jax._tensor import LazyTensor, over
 from spmdzero.backend.jax._uploads import MOST_BYTES, Upload
 from spmdzero.backend.jax._values import Space, Value, record
@@ -180,6 +180,7 @@ class DeviceMesh:
             tensor_dim: the dim that is and stays split over the axis ``tensor``; None for none.
         """
         shape, length = list(local.shape), self.spec.parts(axis)
+        among = self._dim_of_sequence(shape, but=dim) if tensor_dim is None else None
         shape[dim] //= length
         places = np.arange(length).reshape(steps or (length,))
 
@@ -192,8 +193,15 @@ class DeviceMesh:
             return array
 
         key = ("reduce_scatter", axis, dim, steps, tensor_dim, *self.key)
-        op = MeshOp(key, within_tensor(scattered, tensor_dim), Space.REPLICA, mesh=self.devices)
+        within = within_sharing(scattered, {"tensor": tensor_dim, "sequence": among})
+        op = MeshOp(key, within, Space.REPLICA, mesh=self.devices)
         return over(record(op, (own_value(local),), {}, [(shape, local.dtype)])[0])
+
+    def _dim_of_sequence(self, shape: Sequence[int], *, but: int) -> int | None:
+        """The dim by which devices that share rows add up a gradient, each a part of it."""
+        parts = self.spec.sequence
+        fits = [dim for dim, length in enumerate(shape) if dim != but and length % parts == 0]
+        return max(fits, key=lambda dim: shape[dim]) if fits and parts > 1 else None
 
     def all_reduce(
         self, local: torch.Tensor, *, axis: str, tensor_dim: int | None = None
@@ -204,7 +212,9 @@ class DeviceMesh:
             return jax.lax.psum(array, axis)
 
         key = ("all_reduce", axis, tensor_dim, *self.key)
-        op = MeshOp(key, within_tensor(summed, tensor_dim), Space.REPLICA, mesh=self.devices)
+        op = MeshOp(
+            key, within_sharing(summed, {"tensor": tensor_dim}), Space.REPLICA, mesh=self.devices
+        )
         return over(record(op, (own_value(local),), {}, [(tuple(local.shape), local.dtype)])[0])
 
     def sum_partial(self, partial: torch.Tensor) -> torch.Tensor:

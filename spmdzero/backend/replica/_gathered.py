@@ -186,7 +186,7 @@ class GatheredAtUse:
     def awaiting_part(self, shard: Shard, dtype: torch.dtype) -> torch.Tensor:
         """What autograd hands the parts of a parameter's gradient to, in their dtype."""
         spec, dim = self._mesh.spec, shard.dim
-        length = shard.local.shape[dim] * spec.fsdp // spec.shards
+        length = shard.local.shape[dim] * spec.fsdp // spec.parts(spec.states_of_region)
         return enter_part(
             shard.parameter,
             shard.name,
@@ -262,6 +262,10 @@ class GatheredAtUse:
     def _note(self, made: Any) -> None:
         for tensor in found(made, torch.Tensor):
             if not arrays.is_mine(tensor):
+                continue
+            # Devices that share rows sum a weight's gradient by parts only where nothing else reads
+            # it, such as a tie. Rows and positions are dims of their own in activations.
+            if self._mesh.spec.sequence > 1 and tensor.dim() < 3:
                 continue
             if tensor.is_floating_point() and tensor.numel():
                 self._latest = tensor

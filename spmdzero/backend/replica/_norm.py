@@ -28,23 +28,26 @@ def global_norm(tensors: _Placed, mesh: Mesh) -> torch.Tensor:
         if shards:
             local = _squares([(mesh.enter(t, s), s) for t, s in shards], mesh)
             total = torch.stack(local).sum().reshape(1)
-            stacked = mesh.leave(total, (mesh.spec.states,), (mesh.spec.shards,))
+            axes = mesh.spec.states_of_region
+            stacked = mesh.leave(total, (axes,), (mesh.spec.parts(axes),))
             squares.append(mesh.mark(stacked.sum(), REPLICATED))
     return mesh.mark(torch.stack(squares).sum().sqrt(), REPLICATED)
 
 
 def _squares(tensors: _Placed, mesh: Mesh) -> list[torch.Tensor]:
-    """Sums of squares: of each tensor, but of those that the axis ``tensor`` splits together.
+    """Sums of squares: of each tensor, but of those that an axis of one replica splits together.
 
     These stay apart for each device of the axis until all are added: one all-reduce, not one each.
     """
     sums, apart = list[torch.Tensor](), list[torch.Tensor]()
+    # A replica is shared over one axis, or none.
+    axis, parts = next(iter(mesh.spec.sharing.items()), ("tensor", 1))
     for tensor, spec in tensors:
-        square, dim = tensor.float().pow(2), _dim_over("tensor", spec)
+        square, dim = tensor.float().pow(2), _dim_over(axis, spec)
         if dim is None:
             sums.append(square.sum())
         else:
-            apart.append(square.movedim(dim, 0).reshape(mesh.spec.tensor, -1).sum(1))
+            apart.append(square.movedim(dim, 0).reshape(parts, -1).sum(1))
     return sums + ([torch.stack(apart).sum(0).sum()] if apart else [])
 
 

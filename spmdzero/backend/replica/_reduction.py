@@ -11,7 +11,7 @@ from spmdzero.backend._current import runtime
 from spmdzero.backend.chips._torus import scatter_steps
 from spmdzero.backend.protocols._mesh import Mesh
 from spmdzero.backend.replica import _manual
-from spmdzero.plan import Layout
+from spmdzero.plan import Layout, names_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,8 @@ class GradientReduction:
         if torus is not None and spec.data == 1 and math.prod(torus) == spec.fsdp:
             steps = scatter_steps(torus)
         if method == "auto":
-            method = "explicit" if spec.data > 1 or len(steps) > 1 else "annotated"
+            several = spec.data > 1 or spec.sequence > 1 or len(steps) > 1
+            method = "explicit" if several else "annotated"
         return cls(mesh, method, dtype, steps)
 
     def partial(self, local: torch.Tensor) -> torch.Tensor:
@@ -87,7 +88,7 @@ class GradientReduction:
         # Of a dim that both axes split the replicas' parts come first until it leaves the region.
         within = {"tensor_dim": None if tensor_dim == layout.placement.dim else tensor_dim}
         moved = self.mesh.reduce_scatter(moved, axis="fsdp", dim=dim, steps=self.steps, **within)
-        if spec.states != "fsdp":
+        if "data" in names_of(spec.states):
             moved = self.mesh.reduce_scatter(moved, axis="data", dim=dim, **within)
         elif spec.data > 1:
             moved = self.mesh.all_reduce(moved, axis="data", **within)
