@@ -44,22 +44,23 @@ FRESH_TESTS := tests/docs/test_commands.py tests/docs/test_docs.py tests/unit/te
 	tests/engine/test_engine.py tests/checkpoint/test_resume.py
 
 # One worker more than the smallest machine has cores: many tests wait for processes of their own. A
-# file's tests share what it compiles.
-PYTEST := $(BIN)/pytest -n 3 --dist loadfile
+# file's tests share what it compiles. Files are taken in their order, which ends with the short
+# ones of tests/unit: by the number of tests, as they would be, files of few long tests come last.
+PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # Tests of both backends, which run once more on JAX: a process has one backend.
-SHARED := $(addprefix tests/unit/test_,attention_kernels.py autocast.py fuzzed_functions.py \
-	placed.py random.py region_answers.py region_buffers.py region_checkpointing.py \
-	region_gradients.py region_outputs.py region_reads.py region_reduction.py \
-	region_transformers.py region_writes.py writes.py) \
+SHARED := tests/explain/test_explain.py tests/docs/test_docs.py tests/notebooks tests/comm \
+	$(addprefix tests/integrations/test_,client_engine.py client_schedule.py deferred.py \
+	experts.py trainers_loss.py transformers.py) \
 	$(addprefix tests/engine/test_,attention.py first_import.py interrupts.py labels.py offload.py \
 	optimizers.py reads.py second_derivatives.py seeding.py stage_3.py stage_3_calls.py \
 	writes.py wrong_input.py zero_init.py) \
-	tests/explain/test_explain.py \
-	tests/comm tests/docs/test_docs.py tests/notebooks $(addprefix tests/integrations/test_,client_engine.py \
-	client_schedule.py deferred.py experts.py trainers_loss.py transformers.py)
+	$(addprefix tests/unit/test_,region_answers.py attention_kernels.py autocast.py \
+	fuzzed_functions.py placed.py random.py region_buffers.py region_checkpointing.py \
+	region_gradients.py region_outputs.py region_reads.py region_reduction.py \
+	region_transformers.py region_writes.py writes.py)
 # What takes longer there.
-SHARED_ALL := $(SHARED) tests/audit tests/checkpoint tests/cli tests/interchange tests/oracle \
+SHARED_ALL := tests/audit tests/checkpoint tests/cli tests/interchange tests/oracle \
 	tests/surface $(addprefix tests/unit/test_,linear_cross_entropy.py norms.py \
 	optim_elementwise.py optim_rules.py optim_whole_tensor.py region_scan.py) \
 	$(addprefix tests/explain/test_,attention.py golden.py hidden_wire.py memory.py moves.py \
@@ -74,7 +75,7 @@ SHARED_ALL := $(SHARED) tests/audit tests/checkpoint tests/cli tests/interchange
 	users_optimizers.py waiting_gradients.py whole_batch.py) \
 	$(addprefix tests/examples/test_,examples.py finetune.py generation.py source_text.py) \
 	$(addprefix tests/integrations/test_,accelerate.py after_import.py client_names.py \
-	distribution.py install.py launcher.py lightning.py lightning_tied.py run.py stage_3_clients.py trainer_class.py trl.py)
+	distribution.py install.py launcher.py lightning.py lightning_tied.py run.py stage_3_clients.py trainer_class.py trl.py) $(SHARED)
 
 # Without transformers, accelerate and Lightning, which have their own newest torch.
 SHARED_NEWEST := tests/explain/test_attention.py tests/audit tests/checkpoint tests/hosts \

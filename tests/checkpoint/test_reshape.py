@@ -10,6 +10,7 @@ import torch
 
 from tests.checkpoint.runs import assert_state, config, start, train, whole_state
 from tests.support.processes import run_module
+from tests.support.selected import outside
 
 State = dict[str, torch.Tensor]
 MESHES: list[dict[str, int]] = [
@@ -64,9 +65,15 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, State]:
 # The meshes of the middle axes at the stages that shard most differently are enough.
 PLACES = [(0, mesh) for mesh in MESHES] + [(1, MESHES[0])] + [(2, mesh) for mesh in MESHES]
 PLACES += [(3, mesh) for mesh in MESHES]
+# Each stage and each mesh.
+QUICK = [(0, MESHES[0]), (1, MESHES[0]), (2, MESHES[1]), (3, MESHES[2]), (3, MESHES[3])]
 
 
-@pytest.mark.parametrize(("stage", "mesh"), PLACES, ids=str)
+@pytest.mark.parametrize(
+    ("stage", "mesh"),
+    [pytest.param(*place, marks=outside(QUICK, place)) for place in PLACES],
+    ids=str,
+)
 def test_a_state_is_the_same_at_every_stage_on_every_mesh_and_back(
     saved: tuple[Path, State], stage: int, mesh: dict[str, int], tmp_path: Path
 ) -> None:
@@ -99,7 +106,9 @@ def test_summands_of_another_mesh_become_their_sum(tmp_path: Path) -> None:
     assert torch.equal(whole_state(other)["accumulator/odd.weight"], sum(rows[1:], start=rows[0]))
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "stage", [*(pytest.param(stage, marks=pytest.mark.slow) for stage in (0, 1)), 2, 3]
+)
 def test_fp32_becomes_bf16_with_fp32_masters_and_fp32_again(stage: int, tmp_path: Path) -> None:
     engine = start(settings(2))
     train(engine, range(2))

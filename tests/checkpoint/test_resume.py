@@ -73,7 +73,17 @@ def train_steps(engine: spmdzero.Engine, steps: range) -> list[float]:
     return [loss.item() for loss in [engine.train_batch(data) for _ in steps]]
 
 
-@pytest.mark.parametrize("settings", CAPTURED.values(), ids=CAPTURED)
+# The others show stage 2 and 16 bits.
+SLOW_CAPTURED = ("stage 2", "bf16")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(case, id=name, marks=[pytest.mark.slow] * (name in SLOW_CAPTURED))
+        for name, case in CAPTURED.items()
+    ],
+)
 def test_replayed_steps_go_on_from_a_checkpoint_as_if_nothing_had_happened(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:

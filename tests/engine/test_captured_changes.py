@@ -28,9 +28,9 @@ def both(engines: tuple[spmdzero.Engine, ...], act: Callable[[spmdzero.Engine], 
     """Trains each engine, acts on it, and trains on; they must agree afterwards."""
 
     def run(engine: spmdzero.Engine) -> list[float]:
-        first = train(engine, 6)
+        first = train(engine, 4)
         act(engine)
-        return first + train(engine, 6, first=6)
+        return first + train(engine, 5, first=4)
 
     assert_twins_agree(engines, run)
 
@@ -72,9 +72,9 @@ def load_weights(engine: spmdzero.Engine) -> None:
         (drop_more, "'p' of submodule 'blocks.0.3': 0.1 -> 0.5"),
         (evaluate_a_part, "submodule 'blocks.0.3' is now in eval mode"),
         (swap_activation, "'2' of modules of submodule 'blocks.0': a GELU -> a Tanh"),
-        (evaluate_all, "the module is now in eval mode"),
+        pytest.param(evaluate_all, "the module is now in eval mode", marks=pytest.mark.slow),
         (set_numbers_of_the_optimizer, ""),
-        (load_weights, ""),
+        pytest.param(load_weights, "", marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -163,7 +163,10 @@ class BranchesByAttribute(Residual):
 
 @pytest.mark.parametrize(
     "container",
-    [OwnDict, OwnData, *(pytest.param(c, marks=pytest.mark.slow) for c in (OwnUserDict, OwnList))],
+    [
+        OwnData,
+        *(pytest.param(c, marks=pytest.mark.slow) for c in (OwnDict, OwnUserDict, OwnList)),
+    ],
 )
 def test_an_attribute_of_a_container_among_the_inputs_is_followed(
     container: Callable[[], Any],
@@ -198,7 +201,7 @@ def default_dtype(dtype: torch.dtype) -> contextlib.AbstractContextManager[None]
     ("mode", "dtype"),
     [
         (lambda: torch.autocast("xla", dtype=torch.bfloat16), torch.float32),
-        (lambda: default_dtype(torch.float64), torch.float32),
+        pytest.param(lambda: default_dtype(torch.float64), torch.float32, marks=pytest.mark.slow),
         (contextlib.nullcontext, torch.float16),
     ],
     ids=["autocast", "default dtype", "input dtype"],

@@ -195,7 +195,10 @@ def held_by_views(module: nn.Module) -> list[torch.Tensor]:
     return [parameter.detach().view(-1) for parameter in module.parameters()]
 
 
-@pytest.mark.parametrize("when", [0, 1, 4])
+# Before the first step, between traced ones, between replayed ones.
+@pytest.mark.parametrize(
+    "when", [0, *(pytest.param(when, marks=pytest.mark.slow) for when in (1, 4))]
+)
 @pytest.mark.parametrize(
     "hold", [held_by_clone, held_by_copy, held_by_detach, held_by_state_dict, held_by_views]
 )

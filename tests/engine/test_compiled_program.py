@@ -1,5 +1,6 @@
 """What the compiler made of a step: collectives, donation, number of programs."""
 
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -52,7 +53,7 @@ def names(engine: spmdzero.Engine) -> set[str]:
 
 class TestStages:
     def test_stage_0_reduces_each_gradient_once_and_gathers_nothing(self) -> None:
-        engine, ledgers = ledgers_of(make_model(), gpt_loss, config(0))
+        engine, ledgers = ledgers_of(make_model(layers=1), gpt_loss, config(0))
         gradients = ledgers.boundary.of_role("gradient")
         assert sorted(c.tensor for c in gradients) == sorted(names(engine))
         assert {c.kind for c in gradients} == {"all-reduce"}
@@ -64,7 +65,7 @@ class TestStages:
     def test_stage_2_scatters_each_large_gradient_and_gathers_its_parameter(
         self, reduction: str
     ) -> None:
-        engine, ledgers = ledgers_of(make_model(), gpt_loss, config(2, reduction=reduction))
+        engine, ledgers = ledgers_of(make_model(layers=1), gpt_loss, config(2, reduction=reduction))
         gradients = ledgers.boundary.of_role("gradient")
         assert sorted(c.tensor for c in gradients) == sorted(names(engine))
         assert {c.tensor for c in gradients if c.scattered} == large(engine)
@@ -78,7 +79,7 @@ class TestStages:
         assert ledgers.boundary.activations == ()
 
     def test_stage_2_with_two_micro_batches_reduces_at_each(self) -> None:
-        engine, ledgers = ledgers_of(make_model(), gpt_loss, config(2, gas=2))
+        engine, ledgers = ledgers_of(make_model(layers=1), gpt_loss, config(2, gas=2))
         for ledger in (ledgers.micro, ledgers.boundary):
             scattered = {c.tensor for c in ledger.of_role("gradient") if c.scattered}
             assert scattered == large(engine)
@@ -86,7 +87,7 @@ class TestStages:
         assert ledgers.micro.of_role("parameter") == ()
 
     def test_stage_1_with_four_micro_batches_reduces_once(self) -> None:
-        engine, ledgers = ledgers_of(make_model(), gpt_loss, config(1, gas=4))
+        engine, ledgers = ledgers_of(make_model(layers=1), gpt_loss, config(1, gas=4))
         # The one scalar is the loss's mean over replicas.
         assert [(c.role, c.is_scalar) for c in ledgers.micro.collectives] == [("output", True)]
         gradients = ledgers.boundary.of_role("gradient")
@@ -99,7 +100,7 @@ class TestStages:
 
     def test_two_axes_scatter_over_fsdp_and_sum_over_data(self) -> None:
         engine, ledgers = ledgers_of(
-            make_model(), gpt_loss, config(2, mesh={"data": 2, "fsdp": -1})
+            make_model(layers=1), gpt_loss, config(2, mesh={"data": 2, "fsdp": -1})
         )
         gradients = ledgers.boundary.of_role("gradient")
         scattered = [c for c in gradients if c.kind == "reduce-scatter"]
@@ -150,7 +151,10 @@ class Deep(nn.Module):
         return F.mse_loss(self.layers(x), x)
 
 
-@pytest.mark.parametrize(("stage", "forward"), [(1, "region"), (2, "region"), (2, "global")])
+@pytest.mark.parametrize(
+    ("stage", "forward"),
+    [pytest.param(1, "region", marks=pytest.mark.slow), (2, "region"), (2, "global")],
+)
 def test_whole_gradients_are_not_kept_until_the_update(stage: int, forward: str) -> None:
     text = program_of(Deep(), 128, config(stage, forward=forward))
     schedule = text.partition("\nENTRY")[2].splitlines()
@@ -227,7 +231,12 @@ class Contrastive(nn.Module):
     ("model", "loss_of"),
     [
         # JAX's layer norm keeps rows apart.
-        pytest.param(make_model, gpt_loss, marks=pytest.mark.torch_xla_only, id="layer norm"),
+        pytest.param(
+            functools.partial(make_model, layers=1),
+            gpt_loss,
+            marks=pytest.mark.torch_xla_only,
+            id="layer norm",
+        ),
         pytest.param(
             Contrastive, lambda engine, _: engine(torch.randn(ROWS, 16)), id="rows that mix"
         ),
@@ -243,7 +252,7 @@ def test_propagation_does_gather_activations(
 
 def test_every_state_buffer_is_donated() -> None:
     torch.manual_seed(1)
-    engine, *_ = spmdzero.initialize(model=make_model(), config=config(2, gas=2) | {
+    engine, *_ = spmdzero.initialize(model=make_model(layers=1), config=config(2, gas=2) | {
         "bf16": {"enabled": True}, "gradient_clipping": 0.5,
     })  # fmt: skip
     for micro in range(2):
@@ -251,10 +260,10 @@ def test_every_state_buffer_is_donated() -> None:
         engine.backward(gpt_loss(engine, micro).expm1())
         engine.step()
     states = [n for n in engine.named_tensors() if not n.startswith("counter/")]
-    # Parameters, accumulators, masters, two moments of each of 29 tensors; the rest is counters.
-    assert len(states) == 5 * 29
+    # Parameters, accumulators, masters, two moments of each of 17 tensors; the rest is counters.
+    assert len(states) == 5 * 17
     assert engine.donated_inputs["boundary"] >= len(states)
-    assert engine.donated_inputs["micro"] >= 29
+    assert engine.donated_inputs["micro"] >= 17
 
 
 PROGRAM = """
@@ -262,7 +271,7 @@ import json, torch, spmdzero
 from spmdzero.backend import counters, runtime
 from tests.support import engines
 from tests.support.contract import make_batch, make_model
-engine, *_ = spmdzero.initialize(model=make_model(), config={
+engine, *_ = spmdzero.initialize(model=make_model(layers=1), config={
     "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
     "scheduler": {"type": "WarmupDecayLR", "params": {

@@ -47,8 +47,7 @@ DIRECT: dict[str, Call] = {
 }
 
 
-@pytest.mark.parametrize("plain", [False, True])
-@pytest.mark.parametrize("name", DIRECT)
+@pytest.mark.parametrize(("name", "plain"), [("module", False), ("submodules", True)])
 def test_a_module_called_without_its_engine_trains_alike_and_it_is_said_once(
     name: str, plain: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -28,13 +28,17 @@ from tests.support.bounds import summed
 SCHEDULE = {"type": "WarmupLR", "params": {"warmup_num_steps": 5, "warmup_max_lr": 1e-2}}
 CONFIGS = {
     "fp32": {"gradient_clipping": 0.1, "scheduler": SCHEDULE},
-    "accumulation at stage 1": {
+    "accumulation at stage 1 over two axes": {
         "gradient_accumulation_steps": 2,
         "zero_optimization": {"stage": 1},
+        "spmd": {"mesh": {"data": 2, "fsdp": -1}},
     },
-    "accumulation at stage 2": {"gradient_accumulation_steps": 2},
-    "stage 0": {"zero_optimization": {"stage": 0}},
-    "bf16": {"bf16": {"enabled": True}, "gradient_clipping": 0.1, "scheduler": SCHEDULE},
+    "bf16 accumulated at stage 2": {
+        "bf16": {"enabled": True},
+        "gradient_accumulation_steps": 2,
+        "gradient_clipping": 0.1,
+        "scheduler": SCHEDULE,
+    },
     "fp16 with overflows": {
         "fp16": {"enabled": True, "initial_scale_power": 24, "hysteresis": 1},
         "gradient_clipping": 0.1,
@@ -44,15 +48,15 @@ CONFIGS = {
         "gradient_clipping": 0.1,
         "zero_optimization": {"stage": 0},
     },
-    "explicit reduction": {"spmd": {"reduction": "explicit"}},
-    "two axes": {"spmd": {"mesh": {"data": 2, "fsdp": -1}}},
-    "SGD": {
+    "SGD at stage 0": {
         "optimizer": {"type": "SGD", "params": {"lr": 1e-2, "momentum": 0.9}},
         "zero_allow_untested_optimizer": True,
+        "zero_optimization": {"stage": 0},
     },
-    "Lamb": {
+    "Lamb with explicit reduction": {
         "optimizer": {"type": "Lamb", "params": {"lr": 1e-2}},
         "zero_allow_untested_optimizer": True,
+        "spmd": {"reduction": "explicit"},
     },
 }
 
@@ -88,7 +92,7 @@ class HostMade(Residual):
 @pytest.mark.parametrize(
     ("module", "reads"),
     [
-        (Residual, False),
+        pytest.param(Residual, False, marks=pytest.mark.slow),
         (HostMade, False),
         # A traced step on JAX keeps what the read had computed of the forward. A folded one
         # computes it again, as both do on torch_xla.

@@ -48,7 +48,7 @@ def more_micro_batches(engine: spmdzero.Engine) -> None:
         (hook, False),
         (drop_more, True),
         (freeze, True),
-        (evaluate, True),
+        pytest.param(evaluate, True, marks=pytest.mark.slow),
         (more_micro_batches, True),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

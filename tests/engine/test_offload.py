@@ -14,6 +14,7 @@ from spmdzero.inspect import measure
 from spmdzero.plan import Role
 from tests.support import engines
 from tests.support.contract import make_batch, make_model
+from tests.support.selected import product_rows
 
 CPU = {"device": "cpu", "pin_memory": True}
 STAGES = (1, 2, 3)
@@ -21,9 +22,11 @@ PRECISIONS: dict[str, dict[str, Any]] = {"fp32": {}, "bf16": {"bf16": {"enabled"
 BOTH = {"offload_optimizer": CPU, "offload_param": CPU}
 
 
-def started(stage: int, precision: str = "fp32", **zero: Any) -> spmdzero.Engine:
+def started(
+    stage: int, precision: str = "fp32", *, layers: int = 1, **zero: Any
+) -> spmdzero.Engine:
     zero |= {"stage": stage, "stage3_param_persistence_threshold": 0}
-    return engines.start(make_model(), zero_optimization=zero, **PRECISIONS[precision])
+    return engines.start(make_model(layers=layers), zero_optimization=zero, **PRECISIONS[precision])
 
 
 def trained(stage: int, precision: str, **zero: Any) -> dict[str, torch.Tensor]:
@@ -33,8 +36,9 @@ def trained(stage: int, precision: str, **zero: Any) -> dict[str, torch.Tensor]:
     return states | {"losses": torch.stack([loss.cpu() for loss in losses])}
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("stage", "precision"), product_rows(STAGES, PRECISIONS, quick={(2, "fp32"), (3, "bf16")})
+)
 def test_what_is_offloaded_trains_bit_for_bit_as_what_is_not(stage: int, precision: str) -> None:
     plain, offloaded = trained(stage, precision), trained(stage, precision, **BOTH)
     assert plain.keys() == offloaded.keys()
@@ -49,7 +53,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_one_line_says_where_states_rest(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "spmdzero"):
         for _ in range(2):
-            engine = started(2, "bf16", **BOTH)
+            engine = started(2, "bf16", layers=2, **BOTH)
     of_optimizer, of_param = lines(caplog)
     assert of_param == "offload_param has no effect below stage 3, as in DeepSpeed"
     # Master and moments of 107,264 elements in fp32, an eighth of all but the small ones.
@@ -74,8 +78,14 @@ def on_host(engine: spmdzero.Engine) -> set[str]:
     return {name for name, rests in there if rests}
 
 
-@pytest.mark.parametrize("call", [engines.one_call, engines.three_calls])
-@pytest.mark.parametrize("stage", STAGES[1:])
+@pytest.mark.parametrize(
+    ("call", "stage"),
+    product_rows(
+        (engines.one_call, engines.three_calls),
+        STAGES[1:],
+        quick={(engines.one_call, 2), (engines.three_calls, 3)},
+    ),
+)
 def test_states_are_where_the_plan_has_them_after_each_step(call: Any, stage: int) -> None:
     engine = started(stage, "bf16", **BOTH)
     planned = {name for name in engine.named_tensors() if engine.plan.at_rest(name).on_host}

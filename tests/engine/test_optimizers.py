@@ -17,6 +17,7 @@ from spmdzero.plan import Role
 from tests.support import engines
 from tests.support.engines import assert_trained_as, three_calls
 from tests.support.optimizers import lamb_step, lion_step, muon_step
+from tests.support.selected import outside
 
 STEPS = 4
 Params = list[nn.Parameter]
@@ -144,7 +145,12 @@ CASES: dict[str, tuple[float, Any, Any, Step]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+# A rule of elements, one of whole tensors, one of matrices, instances of DeepSpeed's, of torch's
+# and of a user's; tests/unit compares each rule with its original.
+QUICK = ("Adagrad", "FusedLamb client", "Muon gram", "subclass, amsgrad", "user's own")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=outside(QUICK, n)) for n in CASES])
 def test_shards_are_updated_as_the_whole_and_a_new_lr_compiles_nothing(name: str) -> None:
     lr, named, client, step_of = CASES[name]
     optimizer = None if named is None else {"type": named[0], "params": named[1]}
@@ -201,7 +207,9 @@ def adamw() -> list[Collective]:
     return beside_gradients("AdamW")
 
 
-@pytest.mark.parametrize("type_", ["Adagrad", "Lion", "RMSprop"])
+@pytest.mark.parametrize(
+    "type_", ["Lion", *(pytest.param(t, marks=pytest.mark.slow) for t in ("Adagrad", "RMSprop"))]
+)
 def test_an_elementwise_rule_costs_no_collective_that_adamw_does_not(
     adamw: list[Collective], type_: str
 ) -> None:

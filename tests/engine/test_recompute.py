@@ -15,7 +15,7 @@ from tests.support.bounds import assert_summed
 from tests.support.engines import start
 
 POLICIES = ("nothing", "dots", "everything")
-WIDTH, ROWS, BLOCKS = 16, 1024, 4
+WIDTH, ROWS, BLOCKS = 16, 1024, 3
 
 
 class Block(nn.Module):

@@ -123,7 +123,6 @@ def in_each(ways: Ways, *, quick: set[tuple[str, str]]) -> pytest.MarkDecorator:
 
 # Every way of running a step, and every form of a gathered parameter, once.
 QUICK = {
-    ("fp32", "three calls"),
     ("bf16, accumulating", "one call"),
     ("autocast", "one call"),
     ("checkpointed", "three calls"),

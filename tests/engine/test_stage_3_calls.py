@@ -17,6 +17,7 @@ from spmdzero.inspect import measure
 from spmdzero.plan import Role
 from tests.engine.test_stage_3 import ALL, Tied, batches, model
 from tests.support import engines
+from tests.support.selected import product_rows
 
 partition_parameters = spmdzero.runtime.zero.partition_parameters
 is_zero_param = partition_parameters.is_zero_param
@@ -232,8 +233,14 @@ def test_a_parameter_that_is_given_a_view_of_a_buffer_is_the_buffers_part() -> N
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
-@pytest.mark.parametrize("call", [engines.one_call, engines.three_calls])
-@pytest.mark.parametrize("trained", [False, True], ids=["frozen", "trained"])
+@pytest.mark.parametrize(
+    ("trained", "call"),
+    product_rows(
+        (False, True),
+        (engines.one_call, engines.three_calls),
+        quick={(False, engines.one_call), (True, engines.three_calls)},
+    ),
+)
 def test_what_a_script_overwrites_rests_as_shards_again_from_the_next_step_on(
     trained: bool, call: Callable[..., torch.Tensor]
 ) -> None:

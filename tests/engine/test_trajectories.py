@@ -49,12 +49,14 @@ CASES = {
     # DeepSpeedCPUAdam's numbers, with states on the host.
     "z2_w2_fp32_offload": FP32,
 }
-# What others show together: these stages with four micro-batches; one, with other optimizers, whose
-# rules tests/unit compares with torch's; clipping, which all others have, and none.
+# What others show together: these stages in fp32 and in 16 bits; other optimizers, whose rules
+# tests/unit compares with torch's, and a schedule; clipping, which all others have, and none.
 SLOW = {
-    *(f"z2_w2_fp32_{name}" for name in ("adagrad", "adam_l2", "noclip", "sgdm")),
+    *(f"z2_w2_fp32_{name}" for name in ("adagrad", "adam_l2", "noclip", "sgdm", "muon", "cosine")),
     *(f"z{stage}_w2_fp32_gas1" for stage in (0, 1, 2)),
+    *(f"z{stage}_w2_fp32_gas4" for stage in (1, 2)),
     *(f"z{stage}_w2_bf16_gas1" for stage in (1, 2)),
+    *("z2_w2_bf16_gas4", "z1_w2_fp16static_gas1", "z2_w2_fp16dyn_gas1"),
 }
 
 Runs = dict[str, dict[str, Any]]

@@ -49,8 +49,7 @@ def test_a_plain_backward_is_divided_once_whatever_else_forward_returns(forward:
     torch.testing.assert_close(gradient(engine), expected() / 4, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("whose", ["engine", "optimizer"])
-@pytest.mark.parametrize("forward", ["region", "global"])
+@pytest.mark.parametrize(("whose", "forward"), [("engine", "region"), ("optimizer", "global")])
 def test_zero_grad_forgets_what_plain_backwards_left_with_autograd(
     forward: str, whose: str
 ) -> None:

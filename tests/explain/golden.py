@@ -1,7 +1,7 @@
 """What the compilers make of three small models: recorded, and recorded again.
 
 python -m tests.explain.golden              write tests/data/golden/*.json
-python -m tests.explain.golden --cases NAME...  print the ledgers of cases on as many devices
+python -m tests.explain.golden --cases JSON     print the ledgers of cases on as many devices
 """
 
 import itertools
@@ -115,9 +115,8 @@ def rows(ledger: Any) -> list[list[Any]]:
 
 def compile_together(cases: Iterable[Case], *, devices: int) -> dict[str, Any]:
     """Case name -> `explained(case)` of cases on so many devices, in a process of their own."""
-    names = [case.name for case in cases]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.explain.golden", "--cases", *names],
+        [sys.executable, "-m", "tests.explain.golden", "--cases", json.dumps([*cases])],
         cwd=ROOT, env=environment(CPU_NUM_DEVICES=str(devices)), stdout=subprocess.PIPE, text=True,
         timeout=3000, check=True,
     )  # fmt: skip
@@ -125,12 +124,20 @@ def compile_together(cases: Iterable[Case], *, devices: int) -> dict[str, Any]:
 
 
 def recorded(case: Case) -> dict[str, Any]:
-    return json.loads((FOLDER / f"{case.name}.json").read_text())
+    """What was recorded of the case on its topologies, and on the CPU."""
+    found = json.loads((FOLDER / f"{case.name}.json").read_text())
+    return found | {"targets": of_its_targets(case, found)}
+
+
+def of_its_targets(case: Case, explained: dict[str, Any]) -> dict[str, Any]:
+    """Those of what was explained that the case is about."""
+    mine = (f"cpu:{case.devices}", *case.tpu)
+    return {name: found for name, found in explained["targets"].items() if name in mine}
 
 
 def main(arguments: list[str]) -> None:
     if arguments[:1] == ["--cases"]:
-        mine = [case for case in CASES if case.name in arguments[1:]]
+        mine = [Case(*fields) for fields in json.loads(arguments[1])]
         print(json.dumps({case.name: explained(case) for case in mine}))
         return
     for model, devices in itertools.product(MODELS, (8, 16)):

@@ -6,13 +6,34 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 import spmdzero
 from spmdzero import Explanation, SpmdZeroUsageError
 from spmdzero.plan import Role, sized
 from tests.audit.models import GLOBAL, GrowsByItself, MixesRows, ReadsValue, batches
 from tests.audit.models import config as audited_config
-from tests.support.contract import make_batch, make_model
+from tests.support.contract import DIM, VOCAB, make_batch
+
+
+class Words(nn.Module):
+    """A language model of the batch's tokens that takes a compiler little."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, DIM), nn.Linear(DIM, VOCAB)
+        self.up, self.down = nn.Linear(DIM, 4 * DIM), nn.Linear(4 * DIM, DIM)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = self.down(F.gelu(self.up(self.embed(x))))
+        return F.cross_entropy(self.head(z).float().flatten(0, 1), y.flatten())
+
+
+def make_model() -> Words:
+    torch.manual_seed(0)
+    return Words()
+
 
 PSI = sum(p.numel() for p in make_model().parameters())
 

@@ -11,21 +11,39 @@ from typing import Any
 import pytest
 
 from spmdzero.backend import current
-from tests.explain.golden import AT_ONCE, CASES, SCATTERING, Case, compile_together, recorded
-from tests.support.selected import each, outside, selected
+from tests.explain.golden import (
+    AT_ONCE,
+    CASES,
+    SCATTERING,
+    Case,
+    compile_together,
+    of_its_targets,
+    recorded,
+)
+from tests.support.selected import selected
 
 (K8,) = (case for case in CASES if case.micro_batches == 8)
-SAMPLE = {case for case in CASES if case.name == "gpt_stage2_bf16_n8"}
+# A model of one stage for one chip, which `make test` compiles.
+QUICK = Case("gpt", 2, "bf16", 8, AT_ONCE[:1])
 WHERE_IT_SCATTERS = [
-    pytest.param(case, target, id=f"{case.name} {target}", marks=outside(SAMPLE, case))
-    for case in CASES
-    for target in SCATTERING
-    # There it sums most of ResNet's convolutions whole, as is recorded.
-    if case.stage > 0 and target in case.tpu and (case.model, target) != ("resnet", "v5p:2x2x2")
+    pytest.param(QUICK, *QUICK.tpu, id="quick"),
+    *(
+        pytest.param(case, target, id=f"{case.name} {target}", marks=pytest.mark.slow)
+        for case in CASES
+        for target in SCATTERING
+        # There it sums most of ResNet's convolutions whole, as is recorded.
+        if case.stage > 0 and target in case.tpu and (case.model, target) != ("resnet", "v5p:2x2x2")
+    ),
 ]
 # 6,912 elements: libtpu adds them to the one sum of all vectors.
 TOO_SMALL = {"resnet": ["stem.weight"]}
-EACH = pytest.mark.parametrize("case", each(CASES, sample=SAMPLE))
+EACH = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(QUICK, id="quick"),
+        *(pytest.param(case, id=case.name, marks=pytest.mark.slow) for case in CASES),
+    ],
+)
 SHARDED_AND_SCATTERED = pytest.mark.parametrize(("case", "target"), WHERE_IT_SCATTERS)
 
 
@@ -53,6 +71,7 @@ def rows(explained: dict[str, Any], target: str, role: str) -> list[Any]:
 @EACH
 def test_the_compilers_do_what_was_recorded(found: Found, case: Case) -> None:
     made, before = copy.deepcopy(found(case)), recorded(case)
+    made["targets"] = of_its_targets(case, made)
     if current().name == "jax":
         # torch_xla's programs, which are recorded, are given numbers of Python's, of 512 bytes each
         # on a TPU. JAX's have them as constants. All else is the same.

@@ -131,8 +131,7 @@ class Placed(Tokens):
         return super().forward(ids, labels, num_items_in_batch)
 
 
-@pytest.mark.parametrize("by_place", [False, True])
-@pytest.mark.parametrize("rows", [16, 5])
+@pytest.mark.parametrize(("rows", "by_place"), [(16, True), (5, False)])
 def test_items_are_a_replicas_whatever_else_is_given_and_how(rows: int, by_place: bool) -> None:
     engine, theirs, _ = both(kind=Placed)
     inputs = {"scale": torch.ones(1, 6)} | batch(rows)

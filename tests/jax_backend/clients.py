@@ -256,6 +256,13 @@ def trained() -> dict[str, Any]:
     return found | {"backend": current().name, "torch_xla": imported}
 
 
+def find_only_jax() -> None:
+    """As where nothing but JAX is installed, which is taken without being named."""
+    hide("torch_xla")
+    for name in ("SPMDZERO_BACKEND", "USE_TORCH_XLA"):
+        os.environ.pop(name, None)
+
+
 def main(kind: str) -> None:
     # The tests' own process tells clients to leave torch_xla alone. Here only install() does.
     os.environ.pop("USE_TORCH_XLA", None)
@@ -263,9 +270,7 @@ def main(kind: str) -> None:
         print(json.dumps(over_pairs(kind)))
         return
     if kind != "with torch_xla":
-        hide("torch_xla")
-        # Nothing but JAX is found, and it is taken without being named.
-        os.environ.pop("SPMDZERO_BACKEND", None)
+        find_only_jax()
     print(json.dumps(trained() if kind.endswith("torch_xla") else imported_before(kind)))
 
 

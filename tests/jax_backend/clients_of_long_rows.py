@@ -192,20 +192,25 @@ def with_lightning() -> list[float]:
     return module.losses
 
 
-def main(*clients: str) -> None:
-    os.environ.pop("USE_TORCH_XLA", None)
+def trained(*clients: str) -> dict[str, list[float]]:
+    """The losses in torch alone, and by each of these clients."""
     from spmdzero.integrations import install
 
     install()
-    trained = {
+    by = {
         "trainer": with_trainer,
         "accelerate": with_accelerate,
         "lightning": with_lightning,
         "keyed trainer": lambda: with_trainer(keyed=True),
         "keyed accelerate": with_keyed_accelerate,
     }
-    found = {client: trained[client]() for client in clients or trained}
-    print(json.dumps({"plain": plain(model(), batches())} | found))
+    found = {client: by[client]() for client in clients or by}
+    return {"plain": plain(model(), batches())} | found
+
+
+def main(*clients: str) -> None:
+    os.environ.pop("USE_TORCH_XLA", None)
+    print(json.dumps(trained(*clients)))
 
 
 if __name__ == "__main__":

@@ -62,11 +62,15 @@ def knows_tpu7x() -> bool:
     return tuple(map(int, version.split(".")[:3])) >= tuple(map(int, NEWEST.split(".")))
 
 
+def hollow_on(tpu: str, kind: type[nn.Module] = Net, **config: object) -> Explanation:
+    with torch.device("meta"):
+        model = kind()
+    return explained(model, tpu, **config)
+
+
 @pytest.fixture(scope="module")
 def hollow() -> Explanation:
-    with torch.device("meta"):
-        model = Net()
-    return explained(model)
+    return hollow_on("v5e:2x4")
 
 
 def moved(explanation: Explanation, target: str = "v5e:2x4") -> dict[tuple[str, str, str], int]:
@@ -109,15 +113,24 @@ def test_the_compilers_inputs_are_the_plans_shards_and_their_memory_is_reused(
     assert memory.memory.peak < 2 * memory.memory.arguments
 
 
-def test_a_model_with_data_compiles_to_the_program_of_one_without(hollow: Explanation) -> None:
+def test_a_model_with_data_compiles_to_the_program_of_one_without_and_trains_afterwards(
+    hollow: Explanation,
+) -> None:
     real = explained(Net())
     assert moved(real) == moved(hollow)
     assert real.fit_at(2).compiled[1:] == hollow.fit_at(2).compiled
     assert (real.audit.steps, real.audit.findings, real.tpu_note) == (3, (), "")
+    engine, *_ = spmdzero.initialize(model=Net(), config=CONFIG)
+    x = torch.randn(32, WIDTH, dtype=torch.bfloat16)
+    losses = [engine.train_batch(iter([x])).item() for _ in range(3)]
+    explanation = engine.explain(x, tpu=["v5e:2x4"])
+    losses.append(engine.train_batch(iter([x])).item())
+    assert losses == sorted(losses, reverse=True)
+    assert ("gradient", "reduce-scatter", "bf16") in moved(explanation)
 
 
 def test_time_is_told_by_module_and_by_torchs_operations() -> None:
-    time = explained(Tree()).time_on("v5e:2x4")
+    time = hollow_on("v5e:2x4", Tree).time_on("v5e:2x4")
     modules = {share.name: share.seconds for share in time.modules}
     assert {f"blocks.{i}.{name}" for i in (0, 1) for name in ("0", "1.up", "1.down")} <= {*modules}
     kinds = {share.name: share.seconds for share in time.kinds}
@@ -131,19 +144,11 @@ def test_time_is_told_by_module_and_by_torchs_operations() -> None:
 
 
 def test_gradients_of_accumulated_micro_batches_are_programs_of_two_kinds() -> None:
-    with torch.device("meta"):
-        model = Net()
-    explanation = explained(model, gradient_accumulation_steps=4)
+    explanation = hollow_on("v5e:2x4", gradient_accumulation_steps=4)
     micro, boundary = explanation.moves_on("v5e:2x4").programs
     assert (micro.kind, micro.runs, boundary.kind, boundary.runs) == ("micro", 3, "boundary", 1)
     assert all(program.ledger.of_role("gradient") for program in (micro, boundary))
     assert {c.role for c in micro.ledger.collectives} == {"gradient", "output"}
-
-
-def hollow_on(tpu: str, **config: object) -> Explanation:
-    with torch.device("meta"):
-        model = Net()
-    return explained(model, tpu, **config)
 
 
 def test_two_devices_of_a_chip_scatter_and_gather_beside_compute() -> None:
@@ -192,7 +197,7 @@ def test_a_libtpu_that_does_not_know_a_generation_says_which_one_does() -> None:
         hollow_on("tpu7x:2x2x1")
 
 
-@pytest.mark.parametrize("tpu", ["v4:2x2x2", "v6e:2x4"])
+@pytest.mark.parametrize("tpu", ["v4:2x2x2", pytest.param("v6e:2x4", marks=pytest.mark.slow)])
 def test_other_generations_scatter_and_gather_what_is_planned(tpu: str) -> None:
     explanation = hollow_on(tpu)
     moves = explanation.moves_on(tpu)
@@ -244,17 +249,6 @@ def test_the_sets_flags_hide_the_wire_of_what_jax_lowered() -> None:
     assert kinds["none"] == {("reduce-scatter", False): 4, ("all-gather", False): 4}
     assert kinds["auto"] == {("reduce-scatter", True): 4, ("all-gather", True): 4}
     assert waited["auto"] < waited["none"] / 2
-
-
-def test_the_process_trains_on_after_it_explained() -> None:
-    explained(Net())
-    engine, *_ = spmdzero.initialize(model=Net(), config=CONFIG)
-    x = torch.randn(32, WIDTH, dtype=torch.bfloat16)
-    losses = [engine.train_batch(iter([x])).item() for _ in range(3)]
-    explanation = engine.explain(x, tpu=["v5e:2x4"])
-    losses.append(engine.train_batch(iter([x])).item())
-    assert losses == sorted(losses, reverse=True)
-    assert ("gradient", "reduce-scatter", "bf16") in moved(explanation)
 
 
 @pytest.mark.slow

@@ -35,9 +35,18 @@ def of_kernel(one: torch.Tensor, other: torch.Tensor, ends: list[int], **how: An
 
 # Tiles have 128 rows: ends within one, at its edge, groups without rows, one of several tiles.
 @pytest.mark.parametrize(
-    "ends", [[100, 100, 130, 300], [0, 128, 256, 256], [5, 290, 299, 300]], ids=str
+    ("ends", "dtype"),
+    [
+        pytest.param(ends, dtype, marks=[pytest.mark.slow] * (dtype != quick))
+        for ends, quick in (
+            ([100, 100, 130, 300], torch.float32),
+            ([0, 128, 256, 256], torch.bfloat16),
+            ([5, 290, 299, 300], torch.bfloat16),
+        )
+        for dtype in DTYPES
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_kernels_compute_what_torch_does(ends: list[int], dtype: torch.dtype) -> None:
     seeded = torch.Generator().manual_seed(0)
     shapes = (300, 128), (len(ends), 128, 256), (300, 256)

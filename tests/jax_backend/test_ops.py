@@ -153,11 +153,23 @@ SEQUENCES = torch.linspace(-3, 3, 6 * 4 * 5).sin().reshape(6, 4, 5).log_softmax(
 LABELS = torch.tensor([[1, 1, 2], [4, 4, 4], [3, 2, 1], [2, 3, 4]])
 
 
+JOINED = torch.cat([LABELS[0], LABELS[2], LABELS[3]])
+
+
 @pytest.mark.parametrize(
-    "labels", [LABELS, torch.cat([LABELS[0], LABELS[2], LABELS[3]])], ids=["padded", "joined"]
+    ("labels", "zero_infinity", "blank"),
+    [
+        pytest.param(
+            *(labels, zero_infinity, blank),
+            id=f"{'padded' if labels is LABELS else 'joined'}-{zero_infinity}-{blank}",
+            marks=[pytest.mark.slow] * ((labels is LABELS, zero_infinity, blank) not in quick),
+        )
+        for quick in [{(True, True, 0), (False, False, 2)}]
+        for labels, zero_infinity, blank in itertools.product(
+            [LABELS, JOINED], [False, True], [0, 2]
+        )
+    ],
 )
-@pytest.mark.parametrize("zero_infinity", [False, True])
-@pytest.mark.parametrize("blank", [0, 2])
 def test_ctc_of_sequences_and_targets_of_any_length(labels, zero_infinity, blank):
     labels = labels if blank == 0 else labels.where(labels != blank, 0)
     given = (labels, [6, 5, 3, 2], [3, 0, 3, 3])

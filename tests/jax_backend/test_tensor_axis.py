@@ -333,7 +333,9 @@ def halves(mesh: dict[str, int], split: dict[str, Any], *, stage: int, hysteresi
     return spmdzero.initialize(model=Branches(), config=config)[0]
 
 
-@pytest.mark.parametrize(("stage", "hysteresis"), [(1, 2), (2, 1), (3, 1)])
+@pytest.mark.parametrize(
+    ("stage", "hysteresis"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.slow), (3, 1)]
+)
 def test_an_overflow_on_one_device_of_a_replica_skips_the_step_on_all(
     stage: int, hysteresis: int
 ) -> None:

@@ -51,10 +51,10 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """The recorded model; `forward(x, y)` returns the mean cross-entropy, `logits(x)` the rest."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int = LAYERS) -> None:
         super().__init__()
         self.wte, self.wpe = nn.Embedding(VOCAB, DIM), nn.Embedding(SEQ, DIM)
-        self.h = nn.ModuleList([Block() for _ in range(LAYERS)])
+        self.h = nn.ModuleList([Block() for _ in range(layers)])
         self.ln_f, self.lm_head = nn.LayerNorm(DIM), nn.Linear(DIM, VOCAB, bias=False)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
@@ -67,9 +67,14 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), y.reshape(-1))
 
 
-def make_model(seed: int = 1234) -> GPT:
-    """The model with its recorded initial weights."""
-    model = GPT()
+def make_model(seed: int = 1234, *, layers: int = LAYERS) -> GPT:
+    """The model with its recorded initial weights.
+
+    Args:
+        seed: of the weights.
+        layers: fewer than recorded are enough to see what a compiler makes of it.
+    """
+    model = GPT(layers)
     rng = np.random.Generator(np.random.PCG64(seed))
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -1,6 +1,7 @@
 """Which cases of a costly set this run of pytest asks for."""
 
-from collections.abc import Collection
+import itertools
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
@@ -31,3 +32,8 @@ def each(cases: Collection[Any], *, sample: Collection[Any]) -> list[Any]:
 def outside(cases: Collection[Any], case: Any) -> tuple[pytest.MarkDecorator, ...]:
     """What marks a case that is not among those of `make test`."""
     return () if case in cases else (pytest.mark.slow,)
+
+
+def product_rows(*factors: Iterable[Any], quick: Collection[tuple[Any, ...]]) -> list[Any]:
+    """Every row of a product as the parameters of a test; `make test` runs the quick ones."""
+    return [pytest.param(*row, marks=outside(quick, row)) for row in itertools.product(*factors)]

@@ -13,6 +13,7 @@ from torch import nn
 
 import spmdzero
 from spmdzero.backend import counters
+from tests.support.selected import outside
 
 ROWS, WIDTH = 16, 12
 
@@ -65,9 +66,17 @@ def grads(engine: spmdzero.Engine) -> dict[str, torch.Tensor]:
 # fp32 sums over the batch in another order.
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 CASES = [(0, 1), (1, 1), (1, 2), (2, 1), (2, 2)]
+# What is summed on each device, whole and in parts, and what is reduced at once.
+QUICK = [(0, 1), (1, 2), (2, 1)]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda c: f"stage{c[0]}-gas{c[1]}")
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(case, id=f"stage{case[0]}-gas{case[1]}", marks=outside(QUICK, case))
+        for case in CASES
+    ],
+)
 def trained(request: pytest.FixtureRequest) -> tuple[spmdzero.Engine, int]:
     stage, gas = request.param
     return engine_of(make_model(), stage=stage, gas=gas), gas
