@@ -75,7 +75,8 @@ SHARED_ALL := tests/audit tests/checkpoint tests/cli tests/interchange tests/ora
 	users_optimizers.py waiting_gradients.py whole_batch.py) \
 	$(addprefix tests/examples/test_,examples.py finetune.py generation.py source_text.py) \
 	$(addprefix tests/integrations/test_,accelerate.py after_import.py client_names.py \
-	distribution.py install.py launcher.py lightning.py lightning_tied.py run.py stage_3_clients.py trainer_class.py trl.py) $(SHARED)
+	distribution.py install.py launcher.py lightning.py lightning_tied.py run.py \
+	stage_3_clients.py trainer_class.py trl.py) $(SHARED)
 
 # Without transformers, accelerate and Lightning, which have their own newest torch.
 SHARED_NEWEST := tests/explain/test_attention.py tests/audit tests/checkpoint tests/hosts \

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from spmdzero._names import did_you_mean
-from spmdzero.config._types import Section, section_in
+from spmdzero.config._types import Section
 from spmdzero.errors import SpmdZeroConfigError
 
 _Model = TypeVar("_Model", bound=Section)
@@ -78,13 +78,12 @@ def parse(
     try:
         return model.model_validate(raw)
     except ValidationError as error:
-        raise _first_error(error, model=model, raw=raw, known=known, at=at) from None
+        raise _first_error(error, raw=raw, known=known, at=at) from None
 
 
 def _first_error(
     error: ValidationError,
     *,
-    model: type[Section],
     raw: Mapping[str, object],
     known: Mapping[str, Iterable[str]],
     at: str,
@@ -104,7 +103,8 @@ def _first_error(
         return SpmdZeroConfigError(key=key, value=value, reason=cause.reason, fix=cause.fix)
     if kind == "extra_forbidden":
         *section, name = location
-        names = known.get(_dotted(*section)) or _names_of_entry(model, section)
+        # An entry of a list has the names of all of them.
+        names = known[_dotted(*(part for part in section if not part.isdigit()))]
         return unknown_key(section=_dotted(at, *section), name=name, value=value, known=names)
     if kind == "missing":
         return SpmdZeroConfigError(
@@ -125,15 +125,6 @@ def _first_error(
 
 def _dotted(*parts: str) -> str:
     return ".".join(filter(None, parts))
-
-
-def _names_of_entry(model: type[Section], path: Iterable[str]) -> Iterable[str]:
-    """The names that a section in a list has, whose path in `model` has the entry's index."""
-    for part in path:
-        if part in model.json_keys():
-            field = model.model_fields[model.json_keys()[part]]
-            model = section_in(field.annotation) or model
-    return model.json_keys()
 
 
 def _look_up(raw: object, location: tuple[str, ...]) -> object:

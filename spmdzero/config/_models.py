@@ -19,7 +19,7 @@ from spmdzero.config._precision import Bf16Config, DataTypesConfig, Fp16Config, 
 from spmdzero.config._schedules import schedule_name
 from spmdzero.config._spmd import SpmdConfig, with_replicas
 from spmdzero.config._tensor_parallel import TensorParallelConfig
-from spmdzero.config._types import Count, Dtype, Natural, Rate, Section, is_section, kinds, lower
+from spmdzero.config._types import Count, Dtype, Natural, Rate, Section, lower, section_in
 from spmdzero.config._without_effect import (
     ActivationCheckpointingConfig,
     AioConfig,
@@ -173,10 +173,9 @@ class SpmdZeroConfig(Section):
 def _sections(model: type[Section], at: str) -> Iterator[tuple[str, type[Section]]]:
     yield at, model
     for key, name in model.json_keys().items():
-        for kind in kinds(model.model_fields[name].annotation):
-            if is_section(kind):
-                yield from _sections(kind, f"{at}.{key}".lstrip("."))
+        if section := section_in(model.model_fields[name].annotation):
+            yield from _sections(section, f"{at}.{key}".lstrip("."))
 
 
 SECTIONS = dict(_sections(SpmdZeroConfig, at=""))
-"""Path of a section -> its model."""
+"""Path of a section -> its model; of a list of sections, that of its entries."""

@@ -16,15 +16,16 @@ class LayerSpec(DeepSpeedSection):
     """How weights of some names are split, DeepSpeed's `TPLayerSpec`.
 
     Attributes:
-        patterns: regular expressions that match a parameter's name from its start.
-        partition_type: "column" splits what a layer makes, "row" what it takes.
+        patterns: regular expressions that match a parameter's name from its start; the first spec
+            that matches counts.
+        partition_type: "column" splits what a layer makes, "row" what it takes, "skip" nothing.
         shape: the logical shape of a weight that is several in one; a list within it gives their
             sizes.
         partition_dim: the dim of `shape`, or of the weight, that is split; None for that of the
             type.
         model_types: the values of ``model.config.model_type`` for which it holds; None for all.
-        gather_output, grad_allreduce: have no effect: the compiler gathers what an operation needs
-            whole, and adds up what devices have parts of.
+        gather_output: has no effect: the compiler gathers what an operation needs whole.
+        grad_allreduce: has no effect: the compiler adds up what devices have parts of.
     """
 
     patterns: list[str]

@@ -21,7 +21,7 @@ from spmdzero.backend import (
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import Layout
-from spmdzero.state._live_state import Held, held_tensors
+from spmdzero.state._live_state import Held
 from spmdzero.state._placed_module import take_off_devices
 from spmdzero.state._training import Training
 from spmdzero.step._autograd import autograd_grad, set_autograd_grad
@@ -60,11 +60,8 @@ class TrainedParameter:
     @torch.no_grad()
     def read_master(self) -> torch.Tensor:
         """The weights that the optimizer updates, `[*shape]` fp32 on the device, whole."""
-        parameter, optimizer = self._trained()
-        master = optimizer.state[parameter].get("master")
-        if master is None:
-            return self._whole(parameter.detach(), "parameter").float()
-        return self._whole(master, "master")
+        role, stored = self._master()
+        return self._whole(stored, role).float()
 
     @torch.no_grad()
     def write_master(self, value: torch.Tensor) -> None:
@@ -116,28 +113,20 @@ class TrainedParameter:
         Raises:
             SpmdZeroUsageError: the optimizer keeps no such state.
         """
-        training = self.training
         if role == "gradient":
             whole = self.read_gradient()
             if whole is None:
                 return None
-            name, layout = f"gradient/{self.name}", self._layout("gradient")
-            split = layout if layout.is_sharded else None
-            stored = store(training.mesh, whole, layout)
-            held = Held(stored=stored, shape=self._shape, layout=split)
+            stored = store(self.training.mesh, whole, self._layout(role))
         else:
-            parameter, optimizer = self._trained()
-            optimizer.renew()
-            is_master = role == "master" and "master" not in optimizer.state[parameter]
-            if role != "master":
-                self._state(role)
-            name = f"{'parameter' if is_master else role}/{self.name}"
-            held = held_tensors(training)[name]
+            self._trained()[1].renew()
+            role, stored = self._master() if role == "master" else (role, self._state(role))
         # Importing DTensors would take time at each start.
         from spmdzero.state._dtensors import live_dtensors
 
+        held = {role: Held.of(stored, self._layout(role))}
         dtype = None if role == "gradient" else torch.float32
-        return live_dtensors(training, {name: held}, dtype=dtype)[name]
+        return live_dtensors(self.training, held, dtype=dtype)[role]
 
     def _trained(self) -> tuple[nn.Parameter, ZeroOptimizer]:
         optimizer = self.training.optimizer
@@ -147,6 +136,12 @@ class TrainedParameter:
                 'without an optimizer. Name one in the config ("optimizer": {"type": "AdamW", ...})'
             )
         return self.training.module.get_parameter(self.name), optimizer
+
+    def _master(self) -> tuple[str, torch.Tensor]:
+        """The weights that the optimizer updates, and their role: an fp32 parameter has no copy."""
+        parameter, optimizer = self._trained()
+        master = optimizer.state[parameter].get("master")
+        return ("parameter", parameter.detach()) if master is None else ("master", master)
 
     def _state(self, slot: str) -> torch.Tensor:
         parameter, optimizer = self._trained()

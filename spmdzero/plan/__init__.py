@@ -5,7 +5,7 @@ from spmdzero.plan._dtypes import itemsize
 from spmdzero.plan._estimate import estimate_zero2_model_states_mem_needs
 from spmdzero.plan._layout import Layout
 from spmdzero.plan._memory import MemoryReport, StageComparison
-from spmdzero.plan._mesh import MeshSpec, batch_axes, entry_of, names_of
+from spmdzero.plan._mesh import MeshSpec, axes_of_region, batch_axes, entry_of, names_of
 from spmdzero.plan._placement import Placement
 from spmdzero.plan._plan import ShardingPlan
 from spmdzero.plan._roles import Role, parameter_at_rest
@@ -23,6 +23,7 @@ __all__ = [
     "ShardingPlan",
     "StageComparison",
     "TensorPlan",
+    "axes_of_region",
     "batch_axes",
     "choose_placement",
     "entry_of",

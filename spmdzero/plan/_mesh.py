@@ -171,7 +171,7 @@ class MeshSpec:
     @property
     def states_of_region(self) -> Axes:
         """Those of `states` by which the region divides them; the compiler does the rest."""
-        axes = entry_of(batch_axes(names_of(self.states)))
+        axes = axes_of_region(self.states)
         assert axes is not None
         return axes
 
@@ -189,6 +189,11 @@ class MeshSpec:
 def batch_axes(names: Sequence[str]) -> tuple[str, ...]:
     """Those of the axes of a mesh over which the batch is split."""
     return tuple(name for name in names if name not in _SHARING)
+
+
+def axes_of_region(axes: Axes | None) -> Axes | None:
+    """Those of the axes in an entry of a partition spec by which the replica region divides."""
+    return entry_of(batch_axes(names_of(axes)))
 
 
 def entry_of(names: Sequence[str]) -> Axes | None:

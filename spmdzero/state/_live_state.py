@@ -41,6 +41,14 @@ class Held:
     shape: tuple[int, ...]
     layout: Layout | None = None
 
+    @classmethod
+    def of(cls, stored: torch.Tensor, layout: Layout) -> "Held":
+        """A tensor that is stored as `layout` says."""
+        # Each row of a partial is a tensor of its own.
+        split = layout if layout.is_sharded or layout.kind == "partial" else None
+        shape = layout.shape if layout.is_sharded else tuple(stored.shape)
+        return cls(stored=stored, shape=shape, layout=split)
+
 
 @torch.no_grad()
 def live_state(
@@ -99,11 +107,7 @@ def held_tensors(training: Training) -> dict[str, Held]:
         role, _, own = name.partition("/")
         if role == "counter" or (role == "buffer" and own in left_out):
             continue
-        layout = training.plan.at_rest(name)
-        # Each row of a partial is a tensor of its own.
-        split = layout if layout.is_sharded or layout.kind == "partial" else None
-        shape = layout.shape if layout.is_sharded else tuple(stored.shape)
-        held[name] = Held(stored=stored, shape=shape, layout=split)
+        held[name] = Held.of(stored, training.plan.at_rest(name))
     return held
 
 

@@ -21,26 +21,51 @@ os.environ.setdefault("USE_TORCH_XLA", "false")
 
 from transformers import LlamaConfig, LlamaForCausalLM
 
-FEW, MORE = 2, 4
+FEW, MORE, SHARERS = 2, 4, 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Way:
+    """How chips share a step.
+
+    Attributes:
+        axis: the one beside ``fsdp``; None for none.
+        saves: the keys of ``spmd`` that save memory.
+    """
+
+    axis: str | None
+    saves: dict[str, Any]
+
+    @property
+    def size(self) -> int:
+        """Chips that share a replica's rows."""
+        return SHARERS if self.axis else 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
-    """One step, which meshes share in several ways.
+    """A step that meshes share in several ways.
 
     Attributes:
         model: of transformers' `LlamaConfig`.
         tpu: the slice.
         stage: ZeRO's.
-        steps: tokens of a row, and of a chip and step, of each step.
-        ways: the axis beside ``fsdp`` and its size (1 for none), and what saves memory.
+        lengths: tokens of a row.
+        rows: those that a replica of several chips takes; one of a single chip takes one.
+        ways: of sharing.
     """
 
     model: dict[str, Any]
     tpu: str
     stage: int
-    steps: tuple[tuple[int, int], ...]
-    ways: tuple[tuple[str, int, dict[str, Any]], ...]
+    lengths: tuple[int, ...]
+    rows: int
+    ways: tuple[Way, ...]
+
+    def rows_of(self, way: Way) -> tuple[int, int]:
+        """Rows of a replica, and of all chips."""
+        mine = self.rows if way.axis else 1
+        return mine, mine * Topology.parse(self.tpu).devices // way.size
 
 
 _70B = {
@@ -63,15 +88,17 @@ TABLES = {
         model=_70B,
         tpu="v5p:4x4x4",
         stage=3,
-        steps=((512, 512), (2048, 2048), (8192, 8192)),
-        ways=(("tensor", 1, _AGAIN), ("tensor", 4, _AGAIN), ("sequence", 4, _AGAIN)),
+        lengths=(512, 2048, 8192),
+        rows=4,
+        ways=tuple(Way(axis=axis, saves=_AGAIN) for axis in (None, "tensor", "sequence")),
     ),
     "long": Table(
         model=_1B,
         tpu="v5p:2x2x2",
         stage=2,
-        steps=((32768, 8192),),
-        ways=(("sequence", 1, _OFFLOADED), ("sequence", 4, _AGAIN)),
+        lengths=(32768,),
+        rows=1,
+        ways=(Way(axis=None, saves=_OFFLOADED), Way(axis="sequence", saves=_AGAIN)),
     ),
 }
 
@@ -101,21 +128,16 @@ def model(table: Table, layers: int) -> LlamaForCausalLM:
         return LlamaForCausalLM(LlamaConfig(**told)).bfloat16()
 
 
-def compiled(
-    table: Table, layers: int, way: tuple[str, int, dict[str, Any]], length: int, tokens: int
-) -> Found:
+def compiled(table: Table, way: Way, length: int, layers: int) -> Found:
     """What a step of so many layers takes."""
-    axis, size, spmd = way
-    rows = Topology.parse(table.tpu).devices * tokens // length
-    replicas = Topology.parse(table.tpu).devices // size
-    # A row is the least that a replica takes: several chips without an axis have one each.
-    rows = max(rows, replicas)
+    mine, rows = table.rows_of(way)
+    mesh = {"fsdp": -1} | ({way.axis: way.size} if way.axis else {})
     config = {
-        "train_micro_batch_size_per_gpu": rows // replicas,
+        "train_micro_batch_size_per_gpu": mine,
         "optimizer": {"type": "AdamW"},
         "bf16": {"enabled": True},
         "zero_optimization": {"stage": table.stage},
-        "spmd": spmd | ({"mesh": {"fsdp": -1, axis: size}} if size > 1 else {}),
+        "spmd": way.saves | {"mesh": mesh},
     }
     ids = torch.empty(rows, length, dtype=torch.long, device="meta")
     batch = {"input_ids": ids, "labels": ids}
@@ -128,20 +150,20 @@ def compiled(
     return Found(1e3 * time.seconds, 1e3 * time.exposed, memory.peak, memory.host_peak, sent)
 
 
-def line(table: Table, way: tuple[str, int, dict[str, Any]], length: int, tokens: int) -> str:
+def line(table: Table, way: Way, length: int) -> str:
     """One line of a table."""
-    axis, size, _ = way
-    few, more = (compiled(table, layers, way, length, tokens) for layers in (FEW, MORE))
+    few, more = (compiled(table, way, length, layers) for layers in (FEW, MORE))
     step = few.grown(more, table.model["num_hidden_layers"])
-    chips = Topology.parse(table.tpu).devices
-    own = max(tokens, length // size)
+    mine, rows = table.rows_of(way)
     cells = (
         f"{length:,}",
-        f"{own * chips // length}",
-        f"`{axis}` {size}" if size > 1 else "none",
+        f"{rows}",
+        f"`{way.axis}` {way.size}" if way.axis else "none",
+        f"{(more.time - few.time) / (MORE - FEW):.1f}",
+        f"{(more.waits - few.waits) / (MORE - FEW):.1f}",
         f"{step.time:,.0f}",
         f"{step.waits:,.0f}",
-        f"{own / step.time:.2f}",
+        f"{mine * length / way.size / step.time:.2f}",
         f"{step.peak / 2**30:.1f}",
         f"{step.host / 2**30:.1f}",
         f"{step.sent / 1e9:.2f}",
@@ -159,14 +181,14 @@ def main() -> None:
     for name in told.tables:
         table = TABLES[name]
         print(f"{name}: {table.tpu}, stage {table.stage}")
-        print("| tokens of a row | rows | axis | a step, ms | of which waits ", end="")
-        print("| tokens a chip and ms | GiB of a chip | of the host | sent by a chip, GB |")
-        print("|---:|---:|---|---:|---:|---:|---:|---:|---:|")
-        for length, tokens in table.steps:
+        print("| tokens of a row | rows | axis | a block, ms | of which waits | a step ", end="")
+        print("| of which waits | tokens a chip and ms | GiB of a chip | of the host ", end="")
+        print("| sent by a chip, GB |")
+        print(f"|{'---|' * 11}")
+        for length in told.lengths or table.lengths:
             for way in table.ways:
-                axis = "none" if way[1] == 1 else way[0]
-                if axis in told.axes and length in (told.lengths or [length]):
-                    print(line(table, way, length, tokens), flush=True)
+                if (way.axis or "none") in told.axes:
+                    print(line(table, way, length), flush=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from spmdzero.backend import current
 from spmdzero.errors import SpmdZeroUsageError
 from tests.support.bounds import assert_summed
 from tests.support.engines import Mean, one_call, start
+from tests.support.selected import product_rows
 
 Call = Callable[[spmdzero.Engine, nn.Module, torch.Tensor], torch.Tensor]
 
@@ -47,7 +48,10 @@ DIRECT: dict[str, Call] = {
 }
 
 
-@pytest.mark.parametrize(("name", "plain"), [("module", False), ("submodules", True)])
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    product_rows(DIRECT, [False, True], quick={("module", False), ("submodules", True)}),
+)
 def test_a_module_called_without_its_engine_trains_alike_and_it_is_said_once(
     name: str, plain: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 import spmdzero
 from spmdzero.errors import NonFiniteError, SpmdZeroUsageError
 from tests.support import engines
+from tests.support.selected import product_rows
 
 BATCH = torch.ones(8, 4)
 
@@ -49,7 +50,13 @@ def test_a_plain_backward_is_divided_once_whatever_else_forward_returns(forward:
     torch.testing.assert_close(gradient(engine), expected() / 4, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize(("whose", "forward"), [("engine", "region"), ("optimizer", "global")])
+@pytest.mark.parametrize(
+    ("whose", "forward"),
+    product_rows(
+        *(["engine", "optimizer"], ["region", "global"]),
+        quick={("engine", "region"), ("optimizer", "global")},
+    ),
+)
 def test_zero_grad_forgets_what_plain_backwards_left_with_autograd(
     forward: str, whose: str
 ) -> None:

@@ -15,6 +15,7 @@ from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.integrations._initialize import config_of_devices, initialize_for_client
 from tests.support.bounds import assert_summed
 from tests.support.engines import assert_trained_as, config
+from tests.support.selected import product_rows
 
 ROWS = 16
 
@@ -131,7 +132,9 @@ class Placed(Tokens):
         return super().forward(ids, labels, num_items_in_batch)
 
 
-@pytest.mark.parametrize(("rows", "by_place"), [(16, True), (5, False)])
+@pytest.mark.parametrize(
+    ("rows", "by_place"), product_rows([16, 5], [False, True], quick={(16, True), (5, False)})
+)
 def test_items_are_a_replicas_whatever_else_is_given_and_how(rows: int, by_place: bool) -> None:
     engine, theirs, _ = both(kind=Placed)
     inputs = {"scale": torch.ones(1, 6)} | batch(rows)

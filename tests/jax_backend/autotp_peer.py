@@ -26,7 +26,7 @@ def main(first: int, end: int, folder: str | None = None) -> None:
     from tests.jax_backend.test_tensor_axis import batch, llama
 
     deepspeed.init_distributed("gloo")
-    model = llama(layers=1)
+    model = llama()
     if folder is not None:
         for parameter in model.parameters():
             parameter.data.zero_()

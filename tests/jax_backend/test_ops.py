@@ -26,6 +26,7 @@ from spmdzero.backend.jax.ops import table
 from tests.jax_backend.op_arrays import by_jax, difference, to_jax, to_torch, x64
 from tests.jax_backend.op_checker import Checker
 from tests.jax_backend.op_samples import DIRECT, F32, HEADS
+from tests.support.selected import product_rows
 
 pytestmark = [
     # The samples are torch's: what they warn of is none of ours.
@@ -153,24 +154,15 @@ SEQUENCES = torch.linspace(-3, 3, 6 * 4 * 5).sin().reshape(6, 4, 5).log_softmax(
 LABELS = torch.tensor([[1, 1, 2], [4, 4, 4], [3, 2, 1], [2, 3, 4]])
 
 
-JOINED = torch.cat([LABELS[0], LABELS[2], LABELS[3]])
+TARGETS = {"padded": LABELS, "joined": torch.cat([LABELS[0], LABELS[2], LABELS[3]])}
 
 
 @pytest.mark.parametrize(
-    ("labels", "zero_infinity", "blank"),
-    [
-        pytest.param(
-            *(labels, zero_infinity, blank),
-            id=f"{'padded' if labels is LABELS else 'joined'}-{zero_infinity}-{blank}",
-            marks=[pytest.mark.slow] * ((labels is LABELS, zero_infinity, blank) not in quick),
-        )
-        for quick in [{(True, True, 0), (False, False, 2)}]
-        for labels, zero_infinity, blank in itertools.product(
-            [LABELS, JOINED], [False, True], [0, 2]
-        )
-    ],
+    ("form", "zero_infinity", "blank"),
+    product_rows(TARGETS, [False, True], [0, 2], quick={("padded", True, 0), ("joined", False, 2)}),
 )
-def test_ctc_of_sequences_and_targets_of_any_length(labels, zero_infinity, blank):
+def test_ctc_of_sequences_and_targets_of_any_length(form, zero_infinity, blank):
+    labels = TARGETS[form]
     labels = labels if blank == 0 else labels.where(labels != blank, 0)
     given = (labels, [6, 5, 3, 2], [3, 0, 3, 3])
     _check(_overload("_ctc_loss"), (SEQUENCES, *given, blank, zero_infinity), {})

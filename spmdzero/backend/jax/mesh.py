@@ -27,7 +27,7 @@ from spmdzero.backend.jax._values import Space, Value, record
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax._writes import write
 from spmdzero.backend.protocols._mesh import REPLICATED, PartitionSpec
-from spmdzero.plan import MeshSpec, batch_axes, entry_of, names_of
+from spmdzero.plan import MeshSpec, axes_of_region
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +162,7 @@ class DeviceMesh:
 
     def _of_region(self, spec: PartitionSpec) -> PartitionSpec:
         """The axes in a spec by which the region divides a tensor."""
-        return tuple(entry_of(batch_axes(names_of(entry))) for entry in spec)
+        return tuple(map(axes_of_region, spec))
 
     def reduce_scatter(
         self,
