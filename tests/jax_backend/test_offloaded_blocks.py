@@ -39,9 +39,11 @@ def test_they_give_the_same_bits_whatever_is_read_and_one_line_says_that_cpu_dev
     assert caplog.text.count(STAYS) == 1
 
 
-def lowered_for_tpus(recompute: str, **more: object) -> str:
+def lowered_for_tpus(
+    recompute: str, *, blocks: int = BLOCKS, scan: str = "off", **more: object
+) -> str:
     """The program of a step that JAX hands to the TPUs' compiler, as text."""
-    engine = start(Stack(), spmd={"recompute": recompute}, **more)
+    engine = start(Stack(blocks), spmd={"recompute": recompute, "scan": scan}, **more)
     found: list[AnnotatedProgram] = []
 
     def read(graph: StepGraph) -> None:
@@ -70,6 +72,15 @@ def test_a_program_for_tpus_moves_each_blocks_input_there_and_back() -> None:
         moves = [line for line in text.splitlines() if f"tensor<1x{WIDTH}xf32>" in line]
         assert sum(HOST in line for line in moves) == BLOCKS
         assert sum(DEVICE in line for line in moves) == BLOCKS
+
+
+def test_a_loops_products_are_to_stay_row_by_row() -> None:
+    assert "LayoutConstraint" not in lowered_for_tpus("everything", blocks=4)
+    text = lowered_for_tpus("everything", blocks=4, scan="on")
+    assert "stablehlo.while" in text
+    products = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
+    # All products of this model are of the blocks.
+    assert len(products) == text.count("@LayoutConstraint") > 0
 
 
 WIDE, LENGTH, ROWS_A_CHIP, DEEP = 512, 512, 8, 4

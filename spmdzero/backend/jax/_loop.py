@@ -15,6 +15,7 @@ from spmdzero.backend.jax._merged_dims import LOOP, MergedDims
 from spmdzero.backend.jax._quirks import JaxQuirks
 from spmdzero.backend.jax._tensor import over
 from spmdzero.backend.jax._values import Space, record
+from spmdzero.backend.jax.ops.matmul import in_loop
 from spmdzero.backend.protocols._compiler import FoldedFunction
 from spmdzero.backend.scan import Form, Loops
 
@@ -83,7 +84,8 @@ class LoopOp:
 
         def iteration(carried: Any, slices: Any) -> tuple[Any, Any]:
             inputs = [*carried, *slices, *whole]
-            results = run([inputs[place] for place in self.arrangement])
+            with in_loop():
+                results = run([inputs[place] for place in self.arrangement])
             return results[: self.carried], results[self.carried :]
 
         last, stacks = jax.lax.scan(
