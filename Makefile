@@ -63,8 +63,8 @@ SHARED := tests/explain/test_explain.py tests/docs/test_docs.py tests/notebooks 
 SHARED_ALL := tests/audit tests/checkpoint tests/cli tests/interchange tests/oracle \
 	tests/surface $(addprefix tests/unit/test_,linear_cross_entropy.py norms.py \
 	optim_elementwise.py optim_rules.py optim_whole_tensor.py region_scan.py) \
-	$(addprefix tests/explain/test_,attention.py golden.py hidden_wire.py memory.py moves.py \
-	small_tensors.py stage_3_on_tpu.py time.py) \
+	$(addprefix tests/explain/test_,attention.py fused_loss_on_tpu.py golden.py hidden_wire.py \
+	memory.py moves.py small_tensors.py stage_3_on_tpu.py time.py) \
 	$(addprefix tests/engine/test_,accumulation.py agreement.py captured.py captured_changes.py \
 	captured_soak.py captured_state.py captured_traced.py changed_module.py comms_logger.py compiled_program.py \
 	compiling_steps.py copies.py direct_calls.py embedding_accumulation.py engine.py \

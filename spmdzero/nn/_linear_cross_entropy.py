@@ -4,7 +4,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import torch
 
-from spmdzero.backend import programs
+from spmdzero.backend import programs, runtime
 from spmdzero.backend.forms._order import after
 from spmdzero.backend.forms._row_parts import by_device, parts_of_rows
 from spmdzero.errors import SpmdZeroUsageError
@@ -33,7 +33,8 @@ def linear_cross_entropy(
     section 3.2). Nothing of shape `[rows, vocabulary]` is kept, except where the gradients are
     themselves differentiated (`create_graph=True`), and so computed again. Gradients are summed
     over chunks in fp32, and scaled in fp32 before they are cast to their tensor's dtype: in fp16
-    they don't underflow. Where devices share rows, each has chunks of its own positions.
+    they don't underflow. On a TPU a chunk's own, of bf16 numbers, are rounded as torch's. Where
+    devices share rows, each has chunks of its own positions.
 
     Args:
         hidden: `[..., hidden]`, floating.
@@ -84,6 +85,10 @@ def linear_cross_entropy(
     # Without labels torch's loss is nan, and its gradients are zero.
     mean = total / number.clamp(min=1)
     return torch.where(number > 0, mean, torch.full_like(mean, torch.nan))
+
+
+def _is_for_tpu(tensor: torch.Tensor) -> bool:
+    return tensor.device.type != "cpu" and runtime.program_platform() == "TPU"
 
 
 class _Chunk(NamedTuple):
@@ -163,13 +168,18 @@ class _Sums:
         self.loss = self.loss + part.loss
         if not self._wanted:
             return
-        wide, by_logits = self._wide, part.by_logits
-        # XLA still reads the narrow tensors, and the TPU multiplies in bf16.
-        by_weight = by_logits.flatten(0, -2).t() @ hidden.flatten(0, -2).to(wide)
+        by_logits, rows, weight = part.by_logits, hidden.flatten(0, -2), self._weight
+        if weight.dtype is torch.bfloat16 and _is_for_tpu(weight):
+            # torch rounds this gradient so, too. A TPU multiplies such numbers in one pass, where
+            # it takes three for one factor in fp32.
+            by_logits = by_logits.to(weight.dtype)
+        else:
+            rows, weight = rows.to(self._wide), weight.to(self._wide)
+        by_weight = (by_logits.flatten(0, -2).t() @ rows).to(self._wide)
         self._by_weight = by_weight if self._by_weight is None else self._by_weight + by_weight
-        self._by_hidden.append(by_logits @ self._weight.to(wide))
+        self._by_hidden.append((by_logits @ weight).to(self._wide))
         if self._bias is not None:
-            by_bias = by_logits.flatten(0, -2).sum(0)
+            by_bias = part.by_logits.flatten(0, -2).sum(0)
             self._by_bias = by_bias if self._by_bias is None else self._by_bias + by_bias
 
     def gradients(

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from spmdzero.backend import runtime
 from spmdzero.explain import Topology, compile_for_tpu
 from spmdzero.explain._aot import Compiled
 from spmdzero.explain._trace import trace_step
@@ -33,7 +34,8 @@ class Head(nn.Module):
 def compiled(*, fused: bool) -> Compiled:
     engine = engine_of(Head(fused=fused), config(bf16={"enabled": True}))
     rows = torch.zeros(8, ROWS, dtype=torch.int64)
-    (program,) = trace_step(engine, (rows, rows))
+    with runtime.tracing_only(platform="TPU"):
+        (program,) = trace_step(engine, (rows, rows))
     return compile_for_tpu(program.annotated, Topology.parse("v5e:2x4"))
 
 
