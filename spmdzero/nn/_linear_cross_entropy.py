@@ -33,7 +33,7 @@ def linear_cross_entropy(
     section 3.2). Nothing of shape `[rows, vocabulary]` is kept, except where the gradients are
     themselves differentiated (`create_graph=True`), and so computed again. Gradients are summed
     over chunks in fp32, and scaled in fp32 before they are cast to their tensor's dtype: in fp16
-    they don't underflow. On a TPU a chunk's own, of bf16 numbers, are rounded as torch's. Where
+    they don't underflow. Off the CPU the gradient by bf16 logits is rounded as torch's. Where
     devices share rows, each has chunks of its own positions.
 
     Args:
@@ -87,8 +87,8 @@ def linear_cross_entropy(
     return torch.where(number > 0, mean, torch.full_like(mean, torch.nan))
 
 
-def _is_for_tpu(tensor: torch.Tensor) -> bool:
-    return tensor.device.type != "cpu" and runtime.program_platform() == "TPU"
+def _is_for_cpu(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" or runtime.program_platform() == "CPU"
 
 
 class _Chunk(NamedTuple):
@@ -169,9 +169,9 @@ class _Sums:
         if not self._wanted:
             return
         by_logits, rows, weight = part.by_logits, hidden.flatten(0, -2), self._weight
-        if weight.dtype is torch.bfloat16 and _is_for_tpu(weight):
+        if weight.dtype is torch.bfloat16 and not _is_for_cpu(weight):
             # torch rounds this gradient so, too. A TPU multiplies such numbers in one pass, where
-            # it takes three for one factor in fp32.
+            # it takes three for one factor in fp32, and a GPU has no fast units for these.
             by_logits = by_logits.to(weight.dtype)
         else:
             rows, weight = rows.to(self._wide), weight.to(self._wide)
