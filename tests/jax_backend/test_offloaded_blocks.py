@@ -1,4 +1,4 @@
-"""What recomputed blocks keep rests in the host's memory between forward and backward."""
+"""Recomputed blocks for TPUs: what they keep rests on the host, and a loop's products lie by rows."""
 
 import importlib.util
 

@@ -24,6 +24,18 @@ from spmdzero.backend.jax.ops._dtypes import (
 from spmdzero.backend.jax.ops._table import lowers
 from spmdzero.backend.jax.ops.activations import gelu, relu
 
+_in_loop: ContextVar[bool] = ContextVar("in_loop", default=False)
+
+
+@contextlib.contextmanager
+def in_loop() -> Iterator[None]:
+    """Context in which the body of a loop over blocks is traced."""
+    before = _in_loop.set(True)
+    try:
+        yield
+    finally:
+        _in_loop.reset(before)
+
 
 def product(a: Any, b: Any, contract: tuple[Any, Any], batch: tuple[Any, Any] = ((), ())) -> Any:
     """`dot_general` of operands of one dtype, in the dtype in which torch's kernels compute."""
@@ -48,19 +60,6 @@ def product(a: Any, b: Any, contract: tuple[Any, Any], batch: tuple[Any, Any] = 
         # column there, and copies each to rows: a tenth of a step of Llama 3.1 8B.
         made = with_layout_constraint(made, Layout(major_to_minor=(0, 1)))
     return made
-
-
-_in_loop: ContextVar[bool] = ContextVar("in_loop", default=False)
-
-
-@contextlib.contextmanager
-def in_loop() -> Iterator[None]:
-    """Context in which the body of a loop over blocks is traced."""
-    before = _in_loop.set(True)
-    try:
-        yield
-    finally:
-        _in_loop.reset(before)
 
 
 @lowers("mm", "mm.dtype")
