@@ -1,4 +1,4 @@
-"""Recomputed blocks for TPUs: what they keep rests on the host, and a loop's products lie by rows."""
+"""Recomputed blocks for TPUs: what they keep is on the host, and a loop's products lie by rows."""
 
 import importlib.util
 
