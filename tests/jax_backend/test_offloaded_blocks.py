@@ -1,6 +1,7 @@
 """Recomputed blocks for TPUs: what they keep is on the host, and a loop's products lie by rows."""
 
 import importlib.util
+import re
 
 import pytest
 import torch
@@ -42,24 +43,25 @@ def test_they_give_the_same_bits_whatever_is_read_and_one_line_says_that_cpu_dev
 def lowered_for_tpus(
     recompute: str, *, blocks: int = BLOCKS, scan: str = "off", **more: object
 ) -> str:
-    """The program of a step that JAX hands to the TPUs' compiler, as text."""
+    """The program of a step over equal blocks, as text."""
     engine = start(Stack(blocks), spmd={"recompute": recompute, "scan": scan}, **more)
+    return step_for_tpus(engine, torch.ones(8, WIDTH))
+
+
+def step_for_tpus(engine: spmdzero.Engine, batch: torch.Tensor) -> str:
+    """A step's program as JAX hands it to the TPUs' compiler, as text."""
+    from jax._src.interpreters import mlir
+    from jax._src.lib.mlir import ir
+
     found: list[AnnotatedProgram] = []
 
     def read(graph: StepGraph) -> None:
         found.append(graph.annotated())
 
     with runtime.tracing_only(platform="TPU"), engine.observe(read):
-        engine.train_batch(torch.ones(8, WIDTH))
-    return as_text(found[0].module)
-
-
-def as_text(module: bytes) -> str:
-    from jax._src.interpreters import mlir
-    from jax._src.lib.mlir import ir
-
+        engine.train_batch(batch)
     with mlir.make_ir_context():
-        return str(ir.Module.parse(module))
+        return str(ir.Module.parse(found[0].module))
 
 
 def test_a_program_for_tpus_moves_each_blocks_input_there_and_back() -> None:
@@ -81,6 +83,38 @@ def test_a_loops_products_are_to_stay_row_by_row() -> None:
     products = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
     # All products of this model are of the blocks.
     assert len(products) == text.count("@LayoutConstraint") > 0
+
+
+class Gated(nn.Module):
+    """Blocks with two products that are wider than their inputs."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(GatedBlock() for _ in range(blocks))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.float().square().mean()
+
+
+class GatedBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = (nn.Linear(WIDTH, 3 * WIDTH, bias=False) for _ in range(2))
+        self.down = nn.Linear(3 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+def test_a_loops_wide_products_are_written_before_they_are_widened() -> None:
+    told = {"bf16": {"enabled": True}, "spmd": {"recompute": "everything", "scan": "on"}}
+    engine = start(Gated(4), **told)
+    text = step_for_tpus(engine, torch.ones(8, WIDTH, dtype=torch.bfloat16))
+    held = re.findall(r"optimization_barrier .*: tensor<1x(\d+)xbf16>", text)
+    # The gates and their factors, in forward and again in backward, and the gradient of `down`'s.
+    assert held == [str(3 * WIDTH)] * 5
 
 
 WIDE, LENGTH, ROWS_A_CHIP, DEEP = 512, 512, 8, 4

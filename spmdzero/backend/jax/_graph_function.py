@@ -24,6 +24,7 @@ from spmdzero.backend.jax._numbers import as_taken
 from spmdzero.backend.jax._operations import FETCH, KEEP_ON_HOST
 from spmdzero.backend.jax._rows import Embedded, cut_later
 from spmdzero.backend.jax._slice import batch_axes, sharing_axes
+from spmdzero.backend.jax._turned_halves import with_turned_halves
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.jax._versions import moved
 
@@ -36,6 +37,7 @@ def function_of(graph: Graph, mesh: Mesh, shardings: Sequence[Any] = ()) -> Any:
         mesh: of replica space, unless an operation of the graph has a mesh.
         shardings: of the inputs; none if all are in the devices' memory.
     """
+    graph = Graph(graph.inputs, graph.outputs, tuple(with_turned_halves(graph.steps)))
     resting = {
         slot.number: sharding
         for slot, sharding in zip(graph.inputs, shardings, strict=False)
@@ -213,7 +215,7 @@ def run_steps(graph: Graph, arrays: Sequence[Any], split: MergedDims | None = No
         split: as of `_run_region`.
     """
     known = {slot.number: array for slot, array in zip(graph.inputs, arrays, strict=True)}
-    for step in graph.steps:
+    for step in with_turned_halves(graph.steps):
         if not (split and split.computes(step, _slots(step), known)):
             _run(step, known)
     return [known[slot.number] for slot in graph.outputs]

@@ -113,15 +113,17 @@ _CLIENTS = {
 def clients(scale: Scale) -> Iterator[str]:
     """What a client's loop adds to a step."""
     yield (
-        "A GPT-2 of transformers of 85 M parameters, 128 tokens a step, on 2 devices: three calls\n"
-        "of an engine in turns with a client's loop, in a process for each client. Both train at\n"
-        "stage 2 with AdamW. The client loads its data and reads a loss every ten steps; Trainer\n"
-        "moves a schedule too.\n"
+        "A GPT-2 of transformers of 85 M parameters, 128 tokens a step, on 2 devices with JAX's\n"
+        "backend: three calls of an engine in turns with a client's loop, in a process for each\n"
+        "client. Both train at stage 2 with AdamW. The client loads its data and reads a loss\n"
+        "every ten steps; Trainer moves a schedule too.\n"
     )
     rows, spread = [], []
     for client, name in _CLIENTS.items():
-        steps = 3 * scale.large_steps
-        found = launch_alone("clients", devices=2, client=client, model=scale.large, steps=steps)
+        steps = 10 * scale.large_steps
+        found = launch_alone(
+            "clients", devices=2, backend="jax", client=client, model=scale.large, steps=steps
+        )
         for way, title in (("bare", "three calls"), ("client", name)):
             times = [f"{found[way]['whole'] / 1e3:.3f}", f"{found[way]['host']:.1f}"]
             of = ["1.00"] if way == "bare" else [f"{found['ratio']:.2f}"]

@@ -40,32 +40,47 @@ def in_loop() -> Iterator[None]:
 def product(a: Any, b: Any, contract: tuple[Any, Any], batch: tuple[Any, Any] = ((), ())) -> Any:
     """`dot_general` of operands of one dtype, in the dtype in which torch's kernels compute."""
     wide = jax_dtype(math_dtype(dtype_of(a)))
-    if is_for_tpu() and sharing_axes():
-        # A chip adds in fp32 all the same. What devices of the axis tensor then add up of their
-        # parts crosses the wire in this dtype.
-        wide = a.dtype
+    if is_for_tpu():
+        if sharing_axes():
+            # A chip adds in fp32 all the same. What devices of the axis tensor then add up of
+            # their parts crosses the wire in this dtype.
+            wide = a.dtype
     elif jax.default_backend() == "cpu":
         # XLA's CPU kernels refuse some products of half precision with a wider result. A product of
         # two such numbers is exact in fp32, so that the result is the same.
         a, b = a.astype(wide), b.astype(wide)
-    made = lax.dot_general(
+    return lax.dot_general(
         a,
         b,
         (contract, batch),
         precision=lax.Precision.HIGHEST,
         preferred_element_type=wide,
     )
-    if _in_loop.get() and made.ndim == 2 and is_for_tpu() and not sharing_axes():
-        # Left to itself libtpu 0.0.50 has four activations of a large block's backward column by
-        # column there, and copies each to rows: a tenth of a step of Llama 3.1 8B.
-        made = with_layout_constraint(made, Layout(major_to_minor=(0, 1)))
-    return made
 
 
 @lowers("mm", "mm.dtype")
 def mm(self: Any, mat2: Any, out_dtype: Any = None) -> Any:
     """The product of two matrices."""
-    return product(self, mat2, ((1,), (0,)))
+    made = product(self, mat2, ((1,), (0,)))
+    if out_dtype is not None or not _is_in_loop_for_tpu():
+        return made
+    made = _by_rows(made.astype(self.dtype))
+    # It makes fp32 numbers of what is widened later, before it writes them: twice the bytes. Where
+    # a result is wider than the summed dim, that costs more than to widen it in another pass.
+    return lax.optimization_barrier(made) if made.shape[1] > self.shape[1] else made
+
+
+def _is_in_loop_for_tpu() -> bool:
+    return _in_loop.get() and is_for_tpu() and not sharing_axes()
+
+
+def _by_rows(made: Any) -> Any:
+    """A matrix that libtpu keeps row by row in a loop over blocks.
+
+    Left to itself, libtpu 0.0.50 has four activations of a large block's backward column by column
+    there, and copies each to rows: a tenth of a step of Llama 3.1 8B.
+    """
+    return with_layout_constraint(made, Layout(major_to_minor=(0, 1)))
 
 
 @lowers("bmm", "bmm.dtype")
@@ -106,7 +121,8 @@ def _plus(self: Any, out: Any, beta: Any, alpha: Any) -> Any:
 @lowers("addmm")
 def addmm(self: Any, mat1: Any, mat2: Any, beta: Any = 1, alpha: Any = 1) -> Any:
     """beta * self + alpha * (mat1 @ mat2)."""
-    return _plus(self, mm(mat1, mat2), beta, alpha)
+    made = product(mat1, mat2, ((1,), (0,)))
+    return _plus(self, _by_rows(made) if _is_in_loop_for_tpu() else made, beta, alpha)
 
 
 @lowers("baddbmm")

@@ -1,0 +1,119 @@
+"""The halves of heads that rotary embeddings turn: one product for TPUs, torch's numbers."""
+
+import importlib.util
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import pytest
+import torch
+from torch import nn
+
+import spmdzero
+from spmdzero.backend import Mesh, runtime
+from spmdzero.backend.jax import _graph_function
+from spmdzero.backend.jax._turned_halves import turned
+from tests.jax_backend.test_offloaded_blocks import step_for_tpus
+from tests.support.engines import config, start
+
+DEVICE = torch.device("xla", 0)
+HEADS, SIZE, LENGTH = 2, 128, 256
+HALF, WIDTH = SIZE // 2, HEADS * SIZE
+Turn = Callable[[torch.Tensor], torch.Tensor]
+
+
+def sliced(x: torch.Tensor) -> torch.Tensor:
+    """As transformers has it."""
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+
+
+def chunked(x: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1)
+
+
+def turned_back(x: torch.Tensor) -> torch.Tensor:
+    half = x.shape[-1] // 2
+    return torch.cat((x[..., half:], -x[..., :half]), dim=x.ndim - 1)
+
+
+LIKE: dict[str, Turn] = {"sliced": sliced, "chunked": chunked, "turned back": turned_back}
+# What looks alike and isn't.
+UNLIKE: dict[str, Turn] = {
+    "halves in their places": lambda x: torch.cat((-x[..., :HALF], x[..., HALF:]), -1),
+    "one half twice": lambda x: torch.cat((-x[..., HALF:], x[..., HALF:]), -1),
+    "halves of two tensors": lambda x: torch.cat((-x[..., HALF:], (2 * x)[..., :HALF]), -1),
+    "a quarter": lambda x: torch.cat((x[..., -32:], x[..., :96]), -1),
+    "every second column": lambda x: torch.cat((-x[..., 1::2], x[..., ::2]), -1),
+    "along rows": lambda x: torch.cat((-x[..., 8:, :], x[..., :8, :]), -2),
+    "rows joined": lambda x: torch.cat((-x[..., HALF:], x[..., :HALF]), -2),
+    "halves summed": lambda x: x[..., HALF:] + x[..., :HALF],
+    "one half": lambda x: x[..., :HALF] * 2,
+}
+
+
+def result_and_gradient(turn: Turn, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    x = x.clone().requires_grad_()
+    made = turn(x) * 3
+    (made * made.detach().cos()).sum().backward()
+    assert x.grad is not None
+    return made.detach().cpu(), x.grad.cpu()
+
+
+@pytest.mark.parametrize("turn", [*LIKE.values(), *UNLIKE.values()], ids=[*LIKE, *UNLIKE])
+def test_results_and_gradients_are_torchs(mesh: Mesh, turn: Turn) -> None:
+    x = torch.randn(2, 3, 16, SIZE, generator=torch.Generator().manual_seed(0))
+    made, grad = result_and_gradient(turn, x.to(DEVICE))
+    expected, expected_grad = result_and_gradient(turn, x)
+    assert torch.equal(made, expected)
+    # The cosine's last bit.
+    torch.testing.assert_close(grad, expected_grad, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("signs", [(-1, 1), (1, -1), (1, 1)])
+def test_the_product_for_tpus_is_exact(signs: tuple[int, int]) -> None:
+    x = jnp.asarray(torch.randn(5, SIZE).numpy(), jnp.bfloat16)
+    expected = jnp.concatenate((signs[0] * x[:, HALF:], signs[1] * x[:, :HALF]), axis=-1)
+    with runtime.tracing_only(platform="TPU"):
+        made = turned(x, signs)
+    assert made.dtype == x.dtype
+    assert jnp.array_equal(made, expected)
+
+
+class Rotary(nn.Module):
+    """Turned heads, of which the gradients are turned back."""
+
+    def __init__(self, turn: Turn) -> None:
+        super().__init__()
+        self.q, self.turn = nn.Linear(WIDTH, WIDTH, bias=False), turn
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = self.q(x).view(*x.shape[:-1], HEADS, SIZE).transpose(1, 2)
+        cos = torch.linspace(0, 1, LENGTH, device=x.device)[:, None].to(q.dtype)
+        return (q * cos + self.turn(q) * (1 - cos)).float().square().mean()
+
+
+@pytest.mark.parametrize("turn", [sliced, chunked])
+def test_a_program_for_tpus_has_products_in_their_place(turn: Turn) -> None:
+    engine = start(Rotary(turn), bf16={"enabled": True})
+    text = step_for_tpus(engine, torch.ones(8, LENGTH, WIDTH, dtype=torch.bfloat16))
+    products = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
+    assert sum(f"tensor<{SIZE}x{SIZE}xbf16>" in line for line in products) == 2
+    assert "stablehlo.concatenate" not in text
+
+
+def cycles() -> int:
+    told = config(train_micro_batch_size_per_gpu=8, bf16={"enabled": True})
+    with torch.device("meta"):
+        batch = torch.empty(64, LENGTH, WIDTH, dtype=torch.bfloat16)
+        model = Rotary(sliced)
+    made = spmdzero.explain(model, told, batch, tpu=["v5e:2x4"], stages=())
+    return made.time_on("v5e:2x4").cycles
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is an extra")
+def test_the_tpus_compiler_needs_fewer_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = cycles()
+    monkeypatch.setattr(_graph_function, "with_turned_halves", lambda steps: steps)
+    assert ours < 0.9 * cycles()
