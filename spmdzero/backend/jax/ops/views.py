@@ -7,6 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from spmdzero.backend.jax._slice import sharing_axes
+from spmdzero.backend.jax._versions import is_for_tpu
 from spmdzero.backend.jax.ops._dtypes import cast, dtype_of, result_type
 from spmdzero.backend.jax.ops._shapes import at, axes, axis, clipped, filled
 from spmdzero.backend.jax.ops._table import lowers
@@ -42,7 +44,29 @@ def t(self: Any) -> Any:
 @lowers("transpose.int", "transpose_copy.int")
 def transpose(self: Any, dim0: int, dim1: int) -> Any:
     """Two dims exchanged."""
+    if self.ndim == 4 and {axis(dim0, 4), axis(dim1, 4)} == {1, 2} and is_for_tpu():
+        return _heads_exchanged(self)
     return jnp.swapaxes(self, dim0, dim1) if self.ndim else self
+
+
+# Rows and columns of a tile of a TPU's memory, whatever the dtype.
+_TILE = (8, 128)
+
+
+def _heads_exchanged(self: Any) -> Any:
+    """Dims 1 and 2 exchanged, as of heads and positions, for a TPU.
+
+    Where each head is whole tiles wide, tiles of positions change places and stay as they are. So
+    libtpu is told: of plain dims it makes other tiles, heads by width, and copies them back.
+    """
+    batch, first, second, size = self.shape
+    at = 1 if first > second else 2
+    if self.shape[at] % _TILE[0] or size % _TILE[1] or sharing_axes():
+        return jnp.swapaxes(self, 1, 2)
+    tiled = list(self.shape)
+    tiled[at : at + 1] = [tiled[at] // _TILE[0], _TILE[0]]
+    order = (0, 3, 1, 2, 4) if at == 1 else (0, 2, 3, 1, 4)
+    return self.reshape(tiled).transpose(order).reshape(batch, second, first, size)
 
 
 @lowers("select.int", "select_copy.int")

@@ -1,8 +1,10 @@
-"""The halves of heads that rotary embeddings turn: one product for TPUs, torch's numbers."""
+"""Heads in programs for TPUs: halves that rotary embeddings turn, heads before positions."""
 
 import importlib.util
+import math
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import pytest
 import torch
@@ -12,6 +14,7 @@ import spmdzero
 from spmdzero.backend import Mesh, runtime
 from spmdzero.backend.jax import _graph_function
 from spmdzero.backend.jax._turned_halves import turned
+from spmdzero.backend.jax.ops.views import transpose
 from tests.jax_backend.test_offloaded_blocks import step_for_tpus
 from tests.support.engines import config, start
 
@@ -78,6 +81,19 @@ def test_the_product_for_tpus_is_exact(signs: tuple[int, int]) -> None:
         made = turned(x, signs)
     assert made.dtype == x.dtype
     assert jnp.array_equal(made, expected)
+
+
+SHAPES = [(2, 4, 16, 128), (2, 16, 4, 128), (2, 16, 16, 256), (2, 12, 4, 128), (2, 16, 4, 64)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_heads_and_positions_exchanged_for_tpus_are_the_same(shape: tuple[int, ...]) -> None:
+    x = jnp.arange(math.prod(shape)).reshape(shape)
+    with runtime.tracing_only(platform="TPU"):
+        assert jnp.array_equal(transpose(x, 1, 2), jnp.swapaxes(x, 1, 2))
+        dims = str(jax.make_jaxpr(lambda x: transpose(x, -2, 1))(x))
+    # Whole tiles of 8 positions move where there are such.
+    assert ("permutation=(0, 2, 1, 3)" in dims) == (shape in SHAPES[3:])
 
 
 class Rotary(nn.Module):
