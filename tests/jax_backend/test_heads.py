@@ -52,6 +52,7 @@ UNLIKE: dict[str, Turn] = {
     "rows joined": lambda x: torch.cat((-x[..., HALF:], x[..., :HALF]), -2),
     "halves summed": lambda x: x[..., HALF:] + x[..., :HALF],
     "one half": lambda x: x[..., :HALF] * 2,
+    "no sign changed": lambda x: torch.cat((x[..., HALF:], x[..., :HALF]), -1),
 }
 
 
@@ -73,7 +74,7 @@ def test_results_and_gradients_are_torchs(mesh: Mesh, turn: Turn) -> None:
     torch.testing.assert_close(grad, expected_grad, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("signs", [(-1, 1), (1, -1), (1, 1)])
+@pytest.mark.parametrize("signs", [(-1, 1), (1, -1)])
 def test_the_product_for_tpus_is_exact(signs: tuple[int, int]) -> None:
     x = jnp.asarray(torch.randn(5, SIZE).numpy(), jnp.bfloat16)
     expected = jnp.concatenate((signs[0] * x[:, HALF:], signs[1] * x[:, :HALF]), axis=-1)
@@ -116,6 +117,24 @@ def test_a_program_for_tpus_has_products_in_their_place(turn: Turn) -> None:
     products = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
     assert sum(f"tensor<{SIZE}x{SIZE}xbf16>" in line for line in products) == 2
     assert "stablehlo.concatenate" not in text
+
+
+@pytest.mark.parametrize(
+    ("turn", "dtype"),
+    [(sliced, torch.float32), (UNLIKE["no sign changed"], torch.bfloat16)],
+    ids=["fp32", "no sign changed"],
+)
+def test_what_a_product_would_change_stays_as_it_is(turn: Turn, dtype: torch.dtype) -> None:
+    engine = start(Rotary(turn), bf16={"enabled": dtype == torch.bfloat16})
+    text = step_for_tpus(engine, torch.ones(8, LENGTH, WIDTH, dtype=dtype))
+    assert "stablehlo.concatenate" in text
+    assert f"tensor<{SIZE}x{SIZE}x" not in text
+
+
+def test_what_is_wider_than_heads_are_is_no_product() -> None:
+    x = jnp.ones((2, 512), jnp.bfloat16)
+    with runtime.tracing_only(platform="TPU"):
+        assert "dot_general" not in str(jax.make_jaxpr(lambda x: turned(x, (-1, 1)))(x))
 
 
 def cycles() -> int:

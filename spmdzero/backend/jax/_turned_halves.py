@@ -50,6 +50,9 @@ def _turned(step: Step, made_by: Mapping[int, Step]) -> Step:
     first, second = halves
     if first.source is not second.source or not first.second or second.second:
         return step
+    if first.negated == second.negated:
+        # Halves of something else, as of a mask, whose infinities a product would make NaN.
+        return step
     signs = tuple(-1 if half.negated else 1 for half in halves)
     return dataclasses.replace(step, op=_OPERATION, args=(first.source, signs), kwargs={})
 
@@ -120,14 +123,18 @@ def _is_last(dim: int, slot: Slot) -> bool:
     return dim in (-1, len(slot.shape) - 1)
 
 
+# Of a head. A product's time grows with the width, that of the slices doesn't.
+_WIDEST = 256
+
+
 def turned(x: jax.Array, signs: tuple[int, int]) -> jax.Array:
     """`x` with the halves of its last dim in each other's place, times `signs`.
 
-    In 16 bits on a TPU it is a product, exact as each sum has one summand that isn't 0. An infinity
-    or NaN there makes NaN of its whole row, of which attention would make NaN anyway.
+    In bf16 on a TPU it is a product, exact as each sum has one summand that isn't 0. An infinity or
+    NaN there makes NaN of its whole row, of which attention would make NaN anyway.
     """
     half = x.shape[-1] // 2
-    if is_for_tpu() and x.dtype.itemsize == 2:
+    if is_for_tpu() and x.dtype == jnp.bfloat16 and 2 * half <= _WIDEST:
         columns = jnp.arange(2 * half)
         below = columns[:, None] - columns
         places = signs[0] * (below == half) + signs[1] * (below == -half)

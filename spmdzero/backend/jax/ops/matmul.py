@@ -65,8 +65,8 @@ def mm(self: Any, mat2: Any, out_dtype: Any = None) -> Any:
     if out_dtype is not None or not _is_in_loop_for_tpu():
         return made
     made = _by_rows(made.astype(self.dtype))
-    # It makes fp32 numbers of what is widened later, before it writes them: twice the bytes. Where
-    # a result is wider than the summed dim, that costs more than to widen it in another pass.
+    # libtpu widens what is widened later before it writes it: twice the bytes. Where a result is
+    # wider than the summed dim, that costs more than to widen it in another pass.
     return lax.optimization_barrier(made) if made.shape[1] > self.shape[1] else made
 
 
