@@ -92,6 +92,14 @@ TABLES = {
         stage=3,
         lengths=(512, 2048, 8192),
         rows=4,
+        ways=tuple(Way(axis=axis, saves=_AGAIN) for axis in (None, "tensor", "sequence")),
+    ),
+    "70b-loop": Table(
+        model=_70B,
+        tpu="v5p:4x4x4",
+        stage=3,
+        lengths=(2048,),
+        rows=4,
         ways=tuple(Way(axis=axis, saves=_LOOP) for axis in (None, "tensor", "sequence")),
     ),
     "long": Table(
@@ -146,29 +154,26 @@ def compiled(table: Table, way: Way, length: int, layers: int) -> Found:
     of = model(table, layers)
     found = spmdzero.explain(of, config, batch, tpu=[table.tpu], stages=())
     time, (fit,) = found.time_on(table.tpu), found.fit_at(table.stage).compiled
-    (program,) = found.moves_on(table.tpu).programs
-    sent = sum(c.wire_bytes for c in program.ledger.collectives)
-    memory = fit.memory
+    sent, memory = found.moves_on(table.tpu).wire_bytes, fit.memory
     return Found(1e3 * time.seconds, 1e3 * time.exposed, memory.peak, memory.host_peak, sent)
 
 
-def whole(table: Table, way: Way, length: int) -> Found:
-    """What a step of all blocks takes."""
-    layers = table.model["num_hidden_layers"]
-    if "scan" in way.saves:
-        return compiled(table, way, length, layers)
-    few, more = (compiled(table, way, length, count) for count in (FEW, MORE))
-    return few.grown(more, layers)
-
-
 def line(table: Table, way: Way, length: int) -> str:
-    """One line of a table."""
-    step = whole(table, way, length)
+    """One line of a table; in a loop no block is told from another."""
+    layers, block = table.model["num_hidden_layers"], ("", "")
+    if "scan" in way.saves:
+        step = compiled(table, way, length, layers)
+    else:
+        few, more = (compiled(table, way, length, count) for count in (FEW, MORE))
+        step = few.grown(more, layers)
+        parts = (more.time - few.time, more.waits - few.waits)
+        block = tuple(f"{part / (MORE - FEW):.1f}" for part in parts)
     mine, rows = table.rows_of(way)
     cells = (
         f"{length:,}",
         f"{rows}",
         f"`{way.axis}` {way.size}" if way.axis else "none",
+        *block,
         f"{step.time:,.0f}",
         f"{step.waits:,.0f}",
         f"{mine * length / way.size / step.time:.2f}",
@@ -189,9 +194,10 @@ def main() -> None:
     for name in told.tables:
         table = TABLES[name]
         print(f"{name}: {table.tpu}, stage {table.stage}")
-        print("| tokens of a row | rows | axis | a step, ms | of which waits ", end="")
-        print("| tokens a chip and ms | GiB of a chip | of the host | sent by a chip, GB |")
-        print(f"|{'---|' * 9}")
+        print("| tokens of a row | rows | axis | a block, ms | of which waits | a step ", end="")
+        print("| of which waits | tokens a chip and ms | GiB of a chip | of the host ", end="")
+        print("| sent by a chip, GB |")
+        print(f"|{'---|' * 11}")
         for length in told.lengths or table.lengths:
             for way in table.ways:
                 if (way.axis or "none") in told.axes:
