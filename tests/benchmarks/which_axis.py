@@ -83,25 +83,21 @@ _1B = {
     "tie_word_embeddings": True,
 }
 _AGAIN = {"recompute": "everything"}
-_LOOP = {"recompute": "everything", "scan": "on"}
+_LOOP = _AGAIN | {"scan": "on"}
 _OFFLOADED = {"recompute": "offload", "fused_loss": True}
+_AXES = (None, "tensor", "sequence")
+_LARGE = Table(
+    model=_70B,
+    tpu="v5p:4x4x4",
+    stage=3,
+    lengths=(512, 2048, 8192),
+    rows=4,
+    ways=tuple(Way(axis=axis, saves=_AGAIN) for axis in _AXES),
+)
+_LOOPS = tuple(Way(axis=axis, saves=_LOOP) for axis in _AXES)
 TABLES = {
-    "70b": Table(
-        model=_70B,
-        tpu="v5p:4x4x4",
-        stage=3,
-        lengths=(512, 2048, 8192),
-        rows=4,
-        ways=tuple(Way(axis=axis, saves=_AGAIN) for axis in (None, "tensor", "sequence")),
-    ),
-    "70b-loop": Table(
-        model=_70B,
-        tpu="v5p:4x4x4",
-        stage=3,
-        lengths=(2048,),
-        rows=4,
-        ways=tuple(Way(axis=axis, saves=_LOOP) for axis in (None, "tensor", "sequence")),
-    ),
+    "70b": _LARGE,
+    "70b-loop": dataclasses.replace(_LARGE, lengths=(2048,), ways=_LOOPS),
     "long": Table(
         model=_1B,
         tpu="v5p:2x2x2",

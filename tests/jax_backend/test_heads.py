@@ -13,9 +13,12 @@ from torch import nn
 import spmdzero
 from spmdzero.backend import Mesh, runtime
 from spmdzero.backend.jax import _graph_function
-from spmdzero.backend.jax._turned_halves import turned
+from spmdzero.backend.jax._graph import Slot, Step
+from spmdzero.backend.jax._operations import MeshOp
+from spmdzero.backend.jax._turned_halves import turned, with_turned_halves
+from spmdzero.backend.jax._values import Space
 from spmdzero.backend.jax.ops.views import transpose
-from tests.jax_backend.test_offloaded_blocks import step_for_tpus
+from tests.jax_backend.for_tpus import step_for_tpus
 from tests.support.engines import config, start
 
 DEVICE = torch.device("xla", 0)
@@ -72,6 +75,17 @@ def test_results_and_gradients_are_torchs(mesh: Mesh, turn: Turn) -> None:
     assert torch.equal(made, expected)
     # The cosine's last bit.
     torch.testing.assert_close(grad, expected_grad, rtol=1e-6, atol=1e-6)
+
+
+def test_what_is_made_of_nothing_is_no_half() -> None:
+    def made(number: int, key: str, *args: object) -> Step:
+        slot = Slot(number, (2, 4 * number), torch.float32, Space.GLOBAL)
+        return Step(MeshOp(key), args, {}, (slot,), Space.GLOBAL, (), None)
+
+    first = made(1, "made of nothing")
+    (part,) = first.made
+    steps = [first, made(2, "aten.cat.default", [part, part], -1)]
+    assert with_turned_halves(steps) == steps
 
 
 @pytest.mark.parametrize("signs", [(-1, 1), (1, -1)])

@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import spmdzero
-from spmdzero.backend import AnnotatedProgram, runtime
-from spmdzero.engine import StepGraph
 from spmdzero.explain import CompilerMemory
 from tests.engine.test_recompute import BLOCKS, STAYS, WIDTH, Stack
+from tests.jax_backend.for_tpus import step_for_tpus
 from tests.support.engines import config, start
 
 HOST, DEVICE = (f'_xla_buffer_placement = "{kind}"' for kind in ("pinned_host", "device"))
@@ -46,22 +45,6 @@ def lowered_for_tpus(
     """The program of a step over equal blocks, as text."""
     engine = start(Stack(blocks), spmd={"recompute": recompute, "scan": scan}, **more)
     return step_for_tpus(engine, torch.ones(8, WIDTH))
-
-
-def step_for_tpus(engine: spmdzero.Engine, batch: torch.Tensor) -> str:
-    """A step's program as JAX hands it to the TPUs' compiler, as text."""
-    from jax._src.interpreters import mlir
-    from jax._src.lib.mlir import ir
-
-    found: list[AnnotatedProgram] = []
-
-    def read(graph: StepGraph) -> None:
-        found.append(graph.annotated())
-
-    with runtime.tracing_only(platform="TPU"), engine.observe(read):
-        engine.train_batch(batch)
-    with mlir.make_ir_context():
-        return str(ir.Module.parse(found[0].module))
 
 
 def test_a_program_for_tpus_moves_each_blocks_input_there_and_back() -> None:

@@ -4,11 +4,10 @@ import re
 
 import pytest
 import torch
-from jax._src.interpreters import mlir
-from jax._src.lib.mlir import ir
 
 from spmdzero.backend import REPLICATED, AnnotatedProgram, Mesh, arrays, counters, programs, runtime
 from spmdzero.errors import ReplicaRegionError
+from tests.jax_backend.for_tpus import as_text
 
 
 def test_placeholders_keep_their_sharding_and_are_donated(mesh: Mesh) -> None:
@@ -31,9 +30,7 @@ def test_placeholders_keep_their_sharding_and_are_donated(mesh: Mesh) -> None:
 def inputs_of(program: AnnotatedProgram) -> list[tuple[tuple[str | None, ...], bool]]:
     """For each input of a program the axis that splits each dim, and whether it is donated."""
     assert program.is_stablehlo
-    with mlir.make_ir_context():
-        text = str(ir.Module.parse(program.module))
-    (inputs,) = re.findall(r"func\.func public @main\((.*?)\) ->", text)
+    (inputs,) = re.findall(r"func\.func public @main\((.*?)\) ->", as_text(program.module))
     found = []
     for one in re.findall(r"%arg\d+: tensor<.*?> \{(.*?)\}(?=, %arg|$)", inputs):
         (dims,) = re.findall(r"\[(\{.*\})\]", one)

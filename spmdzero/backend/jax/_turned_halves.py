@@ -58,8 +58,8 @@ def _turned(step: Step, made_by: Mapping[int, Step]) -> Step:
 
 
 def _of_cat(step: Step, made_by: Mapping[int, Step]) -> tuple[_Half, _Half] | None:
-    parts, dim = step.args[0], step.args[1] if len(step.args) > 1 else 0
-    if len(parts) != 2 or not _is_last(dim, step.made[0]):
+    parts, dim = (*step.args, 0)[:2]
+    if len(parts) != 2 or not _is_last(dim, step.made[0].shape):
         return None
     first, second = (_half_of(part, made_by) for part in parts)
     return (first, second) if first and second else None
@@ -95,16 +95,14 @@ def _half_of(part: Slot, made_by: Mapping[int, Step]) -> _Half | None:
     if made is not None and negated:
         (part,) = made.args
         made = made_by.get(part.number)
-    if made is None:
+    if made is None or made.op.key not in ("aten.slice.Tensor", "aten.split.Tensor"):
         return None
-    source = made.args[0]
-    if made.op.key == "aten.slice.Tensor":
-        second = _is_second(source.shape, *made.args[1:])
-    elif made.op.key == "aten.split.Tensor" and 2 * part.shape[-1] == source.shape[-1]:
-        dim = made.args[2] if len(made.args) > 2 else 0
-        second = part is made.made[1] if _is_last(dim, source) else None
-    else:
-        second = None
+    source, *where = made.args
+    if made.op.key == "aten.split.Tensor":
+        size, dim = (*where, 0)[:2]
+        start = size * made.made.index(part)
+        where = [dim, start, start + size]
+    second = _is_second(source.shape, *where)
     return None if second is None else _Half(source, second, negated)
 
 
@@ -113,14 +111,14 @@ def _is_second(
 ) -> bool | None:
     """Whether a slice is the second half of the last dim, None if it is neither half."""
     size = shape[-1]
-    if dim not in (-1, len(shape) - 1) or size % 2 or step != 1:
+    if not _is_last(dim, shape) or size % 2 or step != 1:
         return None
     low, high, _ = slice(start, end).indices(size)
     return {(0, size // 2): False, (size // 2, size): True}.get((low, high))
 
 
-def _is_last(dim: int, slot: Slot) -> bool:
-    return dim in (-1, len(slot.shape) - 1)
+def _is_last(dim: int, shape: Sequence[int]) -> bool:
+    return dim in (-1, len(shape) - 1)
 
 
 # Of a head. A product's time grows with the width, that of the slices doesn't.
