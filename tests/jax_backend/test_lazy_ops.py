@@ -93,7 +93,8 @@ def test_it_is_torchs_through_lazy_tensors_or_refused_in_words(
 ) -> None:
     trained = op.supports_autograd and dtype.is_floating_point
     torch.manual_seed(0)
-    samples = op.sample_inputs("cpu", dtype, requires_grad=trained)
+    # As in test_ops.py: op.sample_inputs looks through the stack for each of them.
+    samples = op.sample_inputs_func(op, "cpu", dtype, requires_grad=trained)
     for sample in itertools.islice(samples, SAMPLES):
         try:
             theirs = _run(op, sample, "cpu")
