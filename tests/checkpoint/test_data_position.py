@@ -94,7 +94,7 @@ CASES = {
 
 
 # Workers that draw at random need all that those which don't need.
-SLOW = {"shuffled, by two processes"}
+SLOW = {"shuffled", "shuffled, by two processes", "random augmentation"}
 
 
 @pytest.mark.parametrize(

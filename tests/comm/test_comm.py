@@ -77,6 +77,7 @@ EXPECTED: dict[str, tuple[Any, Any]] = {
 }
 
 
+@pytest.mark.slow_on_torch_xla
 @pytest.mark.parametrize("name", EXPECTED)
 def test_two_processes_agree_with_torch_distributed(both: list[dict], name: str) -> None:
     assert (both[0][name], both[1][name]) == EXPECTED[name]

@@ -69,12 +69,17 @@ def load_weights(engine: spmdzero.Engine) -> None:
     ("act", "said"),
     [
         (freeze, "one more program"),
-        (drop_more, "'p' of submodule 'blocks.0.3': 0.1 -> 0.5"),
-        (evaluate_a_part, "submodule 'blocks.0.3' is now in eval mode"),
-        (swap_activation, "'2' of modules of submodule 'blocks.0': a GELU -> a Tanh"),
-        pytest.param(evaluate_all, "the module is now in eval mode", marks=pytest.mark.slow),
         (set_numbers_of_the_optimizer, ""),
-        pytest.param(load_weights, "", marks=pytest.mark.slow),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (drop_more, "'p' of submodule 'blocks.0.3': 0.1 -> 0.5"),
+                (evaluate_a_part, "submodule 'blocks.0.3' is now in eval mode"),
+                (swap_activation, "'2' of modules of submodule 'blocks.0': a GELU -> a Tanh"),
+                (evaluate_all, "the module is now in eval mode"),
+                (load_weights, ""),
+            )
+        ),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -202,7 +207,7 @@ def default_dtype(dtype: torch.dtype) -> contextlib.AbstractContextManager[None]
     [
         (lambda: torch.autocast("xla", dtype=torch.bfloat16), torch.float32),
         pytest.param(lambda: default_dtype(torch.float64), torch.float32, marks=pytest.mark.slow),
-        (contextlib.nullcontext, torch.float16),
+        pytest.param(contextlib.nullcontext, torch.float16, marks=pytest.mark.slow),
     ],
     ids=["autocast", "default dtype", "input dtype"],
 )
@@ -268,6 +273,7 @@ class Signed(Residual):
         return super().forward(x) * (2 + math.copysign(1.0, number))
 
 
+@pytest.mark.slow
 def test_zeros_of_another_sign_are_other_inputs() -> None:
     def run(engine: spmdzero.Engine) -> list[float]:
         numbers = [*[0.0] * 7, -0.0]
@@ -328,6 +334,7 @@ def test_a_hook_runs_at_each_step_while_it_is_there() -> None:
     assert len(calls) == 3
 
 
+@pytest.mark.slow
 def test_a_set_batch_size_is_followed() -> None:
     engines = make_engine(capture=False), make_engine()
     both(engines, lambda engine: engine.set_train_batch_size(2 * engine.train_batch_size()))

@@ -95,21 +95,21 @@ class KeepsTensorOutside(Residual):
     [
         ("train_batch", Reads, "reads a value .* at .*test_captured_traced.py:"),
         ("three calls", Counts, "the forward changes the module: 'calls' of"),
-        ("train_batch", DrawsInPython, "Python's or numpy's random numbers"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
                 ("three calls", Reads, "reads a value .* at .*test_captured_traced.py:"),
                 ("train_batch", Counts, "the forward changes the module: 'calls' of"),
                 ("three calls", DrawsInPython, "Python's or numpy's random numbers"),
+                ("train_batch", DrawsInPython, "Python's or numpy's random numbers"),
                 ("three calls", DrawsOnTheHost, "draws from torch's CPU generator in Python"),
                 ("train_batch", DrawsOnTheHost, "draws from torch's CPU generator in Python"),
                 ("train_batch", ScalesByGlobal, CHANGED_NUMBER),
+                ("train_batch", BranchesByGlobal, "Python code in the model took another way"),
+                ("three calls", Checkpointed, "activation checkpointing"),
             )
         ),
-        ("train_batch", BranchesByGlobal, "Python code in the model took another way"),
         ("three calls", Foreign, "neither an input nor part of the module"),
-        ("three calls", Checkpointed, "activation checkpointing"),
         ("three calls", OnTheHost, "returns a tensor on the CPU"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -77,7 +77,9 @@ def test_a_retained_gradient_is_there() -> None:
         engine.step()
 
 
-@pytest.mark.parametrize("changes", [{}, {"fp16": {"enabled": True}}])
+@pytest.mark.parametrize(
+    "changes", [pytest.param({}, marks=pytest.mark.slow), {"fp16": {"enabled": True}}]
+)
 def test_steps_are_those_of_autograd_bit_for_bit(
     changes: dict[str, Any], direct: list[bool]
 ) -> None:
@@ -119,7 +121,7 @@ def test_a_loss_in_fp16_overflows_as_in_autograd(direct: list[bool]) -> None:
     assert one.cur_scale == other.cur_scale
 
 
-@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("plain", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_second_backward_needs_retain_graph(plain: bool) -> None:
     engine = make_engine()
     for index in range(3):

@@ -59,6 +59,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> First:
     return First(printed, done.stderr, json.loads(last), options)
 
 
+@pytest.mark.slow_on_torch_xla
 def test_importing_and_starting_print_nothing(first: First) -> None:
     # That line is the script's own: gloo's is not there.
     assert first.printed == ["imported"]

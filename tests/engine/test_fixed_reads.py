@@ -44,7 +44,8 @@ class UsesPositions(Residual):
 @pytest.mark.parametrize(
     ("module", "way"),
     [
-        *((ReadsPositions, way) for way in WAYS),
+        (ReadsPositions, "three calls"),
+        pytest.param(ReadsPositions, "train_batch", marks=pytest.mark.slow),
         (UsesPositions, "train_batch"),
         pytest.param(UsesPositions, "three calls", marks=pytest.mark.slow),
     ],
@@ -114,16 +115,20 @@ READS, USES = "reads a value", "neither an input nor part of the module"
 @pytest.mark.parametrize(
     ("module", "outside", "reason", "way"),
     [
-        (ReadsDraw, there, READS, "train_batch"),
-        pytest.param(ReadsDraw, there, READS, "three calls", marks=pytest.mark.slow),
-        pytest.param(ReadsBuffer, there, READS, "train_batch", marks=pytest.mark.slow),
         (ReadsBuffer, there, READS, "three calls"),
-        *((ReadsOutside, there, READS, way) for way in WAYS),
         (ReadsOutside, pending, READS, "train_batch"),
-        pytest.param(ReadsOutside, pending, READS, "three calls", marks=pytest.mark.slow),
-        *((UsesOutside, there, USES, way) for way in WAYS),
-        pytest.param(UsesOutside, pending, USES, "train_batch", marks=pytest.mark.slow),
-        (UsesOutside, pending, USES, "three calls"),
+        (UsesOutside, there, USES, "three calls"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                *((ReadsDraw, there, READS, way) for way in WAYS),
+                (ReadsBuffer, there, READS, "train_batch"),
+                *((ReadsOutside, there, READS, way) for way in WAYS),
+                (ReadsOutside, pending, READS, "three calls"),
+                (UsesOutside, there, USES, "train_batch"),
+                *((UsesOutside, pending, USES, way) for way in WAYS),
+            )
+        ),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

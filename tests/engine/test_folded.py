@@ -62,7 +62,10 @@ CONFIGS = {
 
 
 # What the others show together.
-SLOW = ["fp16 with overflows at stage 0"]
+SLOW = [
+    *("fp16 with overflows at stage 0", "Lamb with explicit reduction", "SGD at stage 0"),
+    *("accumulation at stage 1 over two axes", "fp32"),
+]
 
 
 @pytest.mark.parametrize(

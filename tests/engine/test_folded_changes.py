@@ -46,9 +46,7 @@ def more_micro_batches(engine: spmdzero.Engine) -> None:
     ("act", "folds"),
     [
         (hook, False),
-        (drop_more, True),
-        (freeze, True),
-        pytest.param(evaluate, True, marks=pytest.mark.slow),
+        *(pytest.param(act, True, marks=pytest.mark.slow) for act in (drop_more, freeze, evaluate)),
         (more_micro_batches, True),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

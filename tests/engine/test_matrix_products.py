@@ -10,6 +10,7 @@ from spmdzero.backend.torch_xla import DeviceMesh, _cpu_flags, runtime
 from tests.support.processes import run_module
 
 
+@pytest.mark.slow
 def test_repeated_steps_are_torchs_on_every_processor() -> None:
     # With XNNPACK they were wrong on an AMD EPYC of family 25, by a hundredth in the third step.
     apart = json.loads(run_module("tests.engine.matrix_products", devices=2, XLA_FLAGS=""))

@@ -15,6 +15,7 @@ def found() -> dict[str, Any]:
     return json.loads(said.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_replay_without_its_program_compiles_it_again_and_changes_no_number(
     found: dict[str, Any],
 ) -> None:

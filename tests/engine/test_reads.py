@@ -26,6 +26,7 @@ def found() -> dict[str, dict[str, str]]:
     return json.loads(run_python("-m", "tests.engine.every_read", devices=2).splitlines()[-1])
 
 
+@pytest.mark.slow_on_torch_xla
 def test_no_read_anywhere_in_a_users_code_ends_the_process(
     found: dict[str, dict[str, str]],
 ) -> None:
@@ -65,6 +66,7 @@ class Talkative(nn.Module):
 heard: list[str] = []
 
 
+@pytest.mark.slow_on_torch_xla
 def test_what_forward_prints_of_a_tensor_is_printed_at_each_step() -> None:
     # With other numbers Adam's steps may leave the mean where it is, to four digits.
     torch.manual_seed(1)

@@ -69,6 +69,7 @@ def trained() -> dict[str, tuple[list[float], torch.Tensor, int]]:
     return {policy: train(policy) for policy in POLICIES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES[1:])
 def test_losses_and_weights_are_those_without_dropout_included(trained: Any, policy: str) -> None:
     losses, weights, _ = trained[policy]

@@ -203,6 +203,7 @@ QUICK = {
 }
 
 
+@pytest.mark.slow_on_torch_xla
 @pytest.mark.parametrize(
     "case",
     [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES],

@@ -77,6 +77,7 @@ print(os.environ["XLA_PERSISTENT_CACHE_PATH"])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.torch_xla_only
 def test_a_tpu_keeps_its_programs_in_the_folder() -> None:
     assert run_python("-c", ON_TPU, PJRT_DEVICE="TPU").splitlines()[-1] == "/cache"

@@ -80,6 +80,7 @@ def traffic(explanation: Explanation, target: str) -> tuple[int, int]:
     return len(moves.activations), len(moves.unnamed)
 
 
+@pytest.mark.slow
 def test_the_tpus_program_has_kernels_and_moves_and_donates_what_it_did(
     mesh: Mesh, texts: dict[str, str]
 ) -> None:

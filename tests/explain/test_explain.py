@@ -60,6 +60,7 @@ def explanation(explained: tuple[Explanation, torch.nn.Module]) -> Explanation:
     return explained[0]
 
 
+@pytest.mark.slow_on_torch_xla
 def test_the_model_stays_as_it_was(explained: tuple[Explanation, torch.nn.Module]) -> None:
     fresh = dict(make_model().named_parameters())
     for name, parameter in explained[1].named_parameters():
@@ -135,6 +136,7 @@ def test_text_answers_the_four_questions_in_order(explanation: Explanation) -> N
     assert "color-scheme: light dark" in page
 
 
+@pytest.mark.slow_on_torch_xla
 def test_a_leak_is_a_problem_and_an_activation_with_its_name() -> None:
     # More rows, as below.
     cfg = audited_config(**GLOBAL, train_micro_batch_size_per_gpu=2)
@@ -159,6 +161,7 @@ def test_a_sound_step_is_audited_over_three_steps_and_has_no_problem(
     assert "nothing found" in str(explanation)
 
 
+@pytest.mark.slow_on_torch_xla
 def test_a_recompilation_and_a_host_read_are_found_in_the_steps_that_explain_trains() -> None:
     # More rows: other programs than those that the audit's own tests left in the cache.
     rows, cfg = torch.cat(batches(2)), audited_config()

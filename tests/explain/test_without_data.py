@@ -47,6 +47,7 @@ def test_a_meta_model_without_a_topology_is_refused_with_one(mesh: object) -> No
         spmdzero.explain(model, CONFIG, contract.make_batch(0, 0))
 
 
+@pytest.mark.slow
 def test_a_batch_of_shapes_is_explained_as_one_of_values(mesh: object) -> None:
     def explanation(x: torch.Tensor) -> Explanation:
         return spmdzero.explain(Squares(), CONFIG, {"input": x}, stages=())

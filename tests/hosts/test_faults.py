@@ -35,7 +35,7 @@ KINDS = {
     "saving": (*LASTING, *HARMLESS, "fails", "full"),
 }
 ALL = [(moment, kind) for moment, kinds in KINDS.items() for kind in kinds]
-QUICK = [("saving", "killed"), ("training", "silent")]
+QUICK = [("saving", "killed")]
 FAULTS = 7
 """In a chain."""
 # Every fault in an order that is drawn, and some once more, for this many chains.

@@ -9,6 +9,7 @@ from tests.hosts.hosts import by_slurm, run_hosts, told
 CASES = {"it": {"steps": 3}}
 
 
+@pytest.mark.slow
 def test_processes_of_slurms_are_found_as_jax_finds_them() -> None:
     (alone,) = run_hosts("tests.hosts.training", told(CASES), count=1, devices=4)
     first, second = run_hosts(

@@ -112,6 +112,7 @@ def losses_of(host: str, rank: int, out: str) -> list[tuple[str, str]]:
     return re.findall(LOSS.format(host=host, rank=rank), out, re.M)
 
 
+@pytest.mark.slow
 def test_a_script_of_deepspeeds_fails_on_one_of_two_hosts_and_is_started_again(
     tmp_path: Path,
 ) -> None:
@@ -137,6 +138,7 @@ def test_a_script_of_deepspeeds_fails_on_one_of_two_hosts_and_is_started_again(
     assert "SPMDZERO_RESTART=1, of at most 1); the newest checkpoint is" in last
 
 
+@pytest.mark.slow
 def test_the_others_sentence_is_printed_where_a_host_is_killed(tmp_path: Path) -> None:
     # In the place of what data, or the system that is out of memory, does to a host.
     killed = TRAIN.replace("raise FileNotFoundError", "os.kill(os.getpid(), 9)  #")
@@ -269,6 +271,7 @@ def test_hosts_that_ssh_reaches_are_refused_alike(tmp_path: Path, ssh: dict[str,
     assert not Path(ssh["SSH_LOG"]).exists()
 
 
+@pytest.mark.slow
 def test_hosts_of_the_cpu_that_nothing_tells_which_backend_to_take_start_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.hosts.hosts import hosts
 
 SAID = ("step=", "time (ms)", "flops", "live tensors", "config keys without effect")
 
 
+@pytest.mark.slow
 def test_reports_come_once(tmp_path: Path) -> None:
     folder = tmp_path / "csv"
     with hosts("tests.hosts.reporting", str(folder), count=2, devices=2) as both:

@@ -128,6 +128,7 @@ def assert_only_scalars_move(name: str, hosts: list[dict[str, Any]]) -> None:
     assert sum(crossing > 0 for *_, crossing in others) == 3
 
 
+@pytest.mark.slow
 def test_two_hosts_compute_losses_and_metrics_of_their_own_rows() -> None:
     (alone,), both = ran(1, 4, quick=True), ran(2, 4, quick=True)
     assert_as_alone("dict", both, alone)

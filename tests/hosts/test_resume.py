@@ -52,6 +52,7 @@ def test_two_hosts_go_on_bit_for_bit(saved: Saved) -> None:
     assert run(2, saved.stage, load=saved.folder, first=3) == saved.losses[3:]
 
 
+@pytest.mark.slow
 def test_a_run_goes_from_two_hosts_to_one_to_four(saved: Saved, tmp_path: Path) -> None:
     stage, folder, losses = saved
     alone = run(1, stage, load=folder, first=3, save=tmp_path, save_after=6)

@@ -40,6 +40,7 @@ def trained(kind: str, folder: Path, *names: str) -> Ranks:
     return both(kind, "trainer_runs", str(folder), *names)
 
 
+@pytest.mark.slow
 def test_two_hosts_train_and_evaluate_as_two_ranks_of_plain_trainer(tmp_path: Path) -> None:
     plain = trained("plain", tmp_path / "plain", "short")
     ours = trained("spmdzero", tmp_path / "ours", "short")

@@ -102,6 +102,7 @@ def test_run_and_launch_keep_it_out(beside: dict[str, str], tmp_path: Path) -> N
         assert LOADED not in said
 
 
+@pytest.mark.slow
 def test_the_doctor_names_it(beside: dict[str, str]) -> None:
     said = run_python("-m", "spmdzero", "doctor", **beside)
     assert "torch_tpu 0.2.0" in said

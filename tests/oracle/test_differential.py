@@ -14,7 +14,7 @@ CASES = draw(36, seed=2026)
 WITHOUT_ZERO = fp16_without_zero()
 OFFLOADED = offloaded()
 # With torch's own optimizers: DeepSpeed's are compiled for minutes first.
-SAMPLE = [CASES[2], CASES[9], CASES[11], WITHOUT_ZERO[0]]
+SAMPLE = [CASES[2], WITHOUT_ZERO[0]]
 # Two frameworks sum in different orders. Over five steps of this model that stays under 2e-6 in
 # fp32; the bound leaves room for another CPU's matmul. 16-bit formats round each operation, and
 # XLA and torch round at different places (XLA fuses what torch writes out): measured, up to 5e-4

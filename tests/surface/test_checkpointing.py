@@ -97,6 +97,7 @@ def test_xla_undoes_torchs_own_checkpoint(plain) -> None:
     assert products(hlo) == products(plain[1]), "then spmdzero.checkpointing is not needed"
 
 
+@pytest.mark.slow
 def test_dropout_drops_the_same_elements_in_both_runs() -> None:
     assert train(checkpointing.checkpoint, 0.5)[0] == pytest.approx(train(None, 0.5)[0], rel=1e-5)
 

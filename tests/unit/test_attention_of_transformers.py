@@ -74,10 +74,11 @@ def forms(monkeypatch: pytest.MonkeyPatch) -> list[Form]:
 @pytest.mark.parametrize(
     "family",
     [
-        "Mistral",
         "Gemma2",
-        "GptOss",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("Gemma3Text", "Qwen2")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("Mistral", "GptOss", "Gemma3Text", "Qwen2")
+        ),
     ],
 )
 def test_models_train_by_kernels_as_by_their_own_attention(

@@ -39,7 +39,11 @@ def by_torch(q: Any, k: Any, v: Any, sinks: Any, keys: Any, *, seen: Seen, cap: 
     return weights @ v.repeat_interleave(group, 1)
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["whole", "keys masked"])
+@pytest.mark.parametrize(
+    "masked",
+    [pytest.param(False, marks=pytest.mark.slow), True],
+    ids=["whole", "keys masked"],
+)
 @pytest.mark.parametrize(
     ("causal", "window", "length"),
     [
@@ -94,6 +98,7 @@ def test_kernels_compute_windows_caps_and_sinks_forward_and_backward(
     torch.testing.assert_close(found[4].cpu().double().sum(0), to_sinks, rtol=0, atol=bound)
 
 
+@pytest.mark.slow
 def test_a_window_a_cap_and_sinks_are_differentiable_twice(mesh: Mesh) -> None:
     drawn = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(ROWS, heads, 160, 16, generator=drawn) for heads in (2, 1, 1))
