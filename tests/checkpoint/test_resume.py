@@ -25,6 +25,11 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "global forward": config(2, gas=2, spmd={"min_shard_elements": 64, "forward": "global"}),
 }
+# What the others show together.
+SLOW = {
+    *("stage 2", "stage 1, in the middle of a step", "stage 0, in the middle of a step"),
+    *("fp16 without ZeRO", "global forward"),
+}
 # In whole steps, which are replayed and not traced.
 CAPTURED: dict[str, dict[str, Any]] = {
     "stage 2": config(2),
@@ -39,7 +44,7 @@ COUNTERS = ("global_steps", "micro_steps", "global_samples", "skipped_steps", "c
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param(case, id=name, marks=[pytest.mark.slow] * (name == "fp16 without ZeRO"))
+        pytest.param(case, id=name, marks=[pytest.mark.slow] * (name in SLOW))
         for name, case in CASES.items()
     ],
 )

@@ -100,7 +100,9 @@ def test_without_strict_findings_are_told_and_the_status_is_0(folder: Path) -> N
 @pytest.mark.parametrize(
     ("model", "more", "expected"),
     [
-        ("net:Nothing", ["-b", "8x64"], "net has no function Nothing"),
+        pytest.param(
+            "net:Nothing", ["-b", "8x64"], "net has no function Nothing", marks=pytest.mark.slow
+        ),
         pytest.param("net:Net", ["-b", "9x64"], "9 rows", marks=pytest.mark.slow),
         pytest.param(
             *("net:Net", ["-b", "8x64", "--tpu", "v5e"], "no TPU topology"),

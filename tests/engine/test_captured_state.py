@@ -288,7 +288,9 @@ def test_a_tensor_attribute_on_the_devices_is_followed(way: str) -> None:
     assert "neither an input nor part of the module" in decision(engines[1]).reason
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", ["three calls", pytest.param("train_batch", marks=pytest.mark.slow)]
+)
 def test_what_a_refused_trace_wrote_is_undone(way: str) -> None:
     engines = twins(Masked)
     for engine in engines:

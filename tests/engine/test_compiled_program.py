@@ -306,6 +306,7 @@ print(json.dumps([counts, rates, with_buffers]))
 """
 
 
+@pytest.mark.slow
 def test_each_kind_of_program_compiles_once_in_50_steps_of_a_changing_lr() -> None:
     printed = run_python("-W", "error", "-c", PROGRAM, devices=2)
     counts, rates, with_buffers = json.loads(printed.splitlines()[-1])

@@ -66,6 +66,7 @@ def test_importing_and_starting_print_nothing(first: First) -> None:
     assert first.errors == ""
 
 
+@pytest.mark.slow_on_torch_xla
 def test_importing_and_starting_change_no_state_of_the_process(first: First) -> None:
     assert first.found["at import"] == {}
     # torch.distributed names the rank in tracebacks.

@@ -99,7 +99,7 @@ class HostMade(Residual):
         (HostMade, False),
         # A traced step on JAX keeps what the read had computed of the forward. A folded one
         # computes it again, as both do on torch_xla.
-        pytest.param(Residual, True, marks=pytest.mark.torch_xla_only),
+        pytest.param(Residual, True, marks=(pytest.mark.torch_xla_only, pytest.mark.slow)),
     ],
 )
 def test_the_compiled_program_is_that_of_a_traced_step(

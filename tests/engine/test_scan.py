@@ -77,7 +77,7 @@ def train(
 @pytest.mark.parametrize(
     ("model", "call", "config"),
     [
-        (gpt, engines.three_calls, {"micro": 1}),
+        pytest.param(gpt, engines.three_calls, {"micro": 1}, marks=pytest.mark.slow),
         pytest.param(gpt, engines.three_calls, {}, marks=pytest.mark.slow),
         pytest.param(gpt, engines.one_call, {}, marks=pytest.mark.slow),
         pytest.param(

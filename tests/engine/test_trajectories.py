@@ -57,6 +57,7 @@ SLOW = {
     *(f"z{stage}_w2_fp32_gas4" for stage in (1, 2)),
     *(f"z{stage}_w2_bf16_gas1" for stage in (1, 2)),
     *("z2_w2_bf16_gas4", "z1_w2_fp16static_gas1", "z2_w2_fp16dyn_gas1", "z2_w2_fp32_offload"),
+    *("z0_w2_fp32_gas4", "z2_w2_autocastbf16_gas1"),
 }
 
 Runs = dict[str, dict[str, Any]]

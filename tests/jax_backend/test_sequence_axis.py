@@ -106,6 +106,7 @@ def test_the_fused_loss_is_computed_of_each_devices_own_positions(alone: list[fl
     assert Counter(sums) == Counter(tuple(p.shape) for p in engine.module.parameters())
 
 
+@pytest.mark.slow
 def test_masks_and_shifted_labels_are_those_of_whole_rows() -> None:
     found = []
     for mesh in ({"fsdp": 8}, {"fsdp": 2, "sequence": 4}):
@@ -275,6 +276,7 @@ def test_gpt2_with_what_saves_memory(stage: int, spmd: dict[str, Any]) -> None:
     assert_same(*found)
 
 
+@pytest.mark.slow
 def test_a_loop_of_equal_blocks_keeps_rows_divided() -> None:
     engine = started(MESH, spmd={"scan": "on"}, model=gpt2())
     with spmdzero.record_ledgers(engine) as ledgers:

@@ -135,7 +135,9 @@ def test_masks_positions_and_what_saves_memory(
     assert_rows_stay_divided(explained(sequence, more, TPU, family, inputs, blocks))
 
 
-@pytest.mark.parametrize("inputs", [PLAIN, f"{PLAIN} position_ids"])
+@pytest.mark.parametrize(
+    "inputs", [pytest.param(PLAIN, marks=pytest.mark.slow), f"{PLAIN} position_ids"]
+)
 def test_integers_are_not_cut_on_their_way_to_floats(inputs: str) -> None:
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(

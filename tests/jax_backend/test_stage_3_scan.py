@@ -97,6 +97,7 @@ def test_a_weight_that_is_used_beside_the_loop_has_both_gradients() -> None:
     assert_same_at_both_stages(penalised, engines.three_calls)
 
 
+@pytest.mark.slow
 def test_gradients_of_a_loops_weights_can_be_asked_for_and_differentiated() -> None:
     def step(engine: spmdzero.Engine, batch: torch.Tensor) -> torch.Tensor:
         weights = [engine.module.blocks[1].up.weight, engine.module.embed.weight]
@@ -149,6 +150,7 @@ def test_each_turn_gathers_a_block_and_reduces_its_gradients() -> None:
     assert ledger.activations == ()
 
 
+@pytest.mark.slow
 def test_what_a_device_holds_beside_shards_does_not_grow_with_the_blocks() -> None:
     wide, few, many = 256, 4, 16
     temporary = [peak_temporary_bytes(*programs_of(count, width=wide)) for count in (few, many)]

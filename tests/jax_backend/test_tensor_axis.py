@@ -406,6 +406,7 @@ def test_a_tied_weight_is_split_by_either_name() -> None:
     assert_same(*found)
 
 
+@pytest.mark.slow
 def test_a_loop_of_equal_blocks_gathers_no_heads() -> None:
     mesh = {"fsdp": 4, "tensor": 2}
     engine = started(mesh, spmd={"scan": "on"}, model=llama(layers=4))

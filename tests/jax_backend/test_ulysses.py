@@ -256,6 +256,7 @@ def test_what_distributed_attention_cannot_do_is_refused() -> None:
         DistributedAttention(None, None)(*[torch.ones(1)] * 3, 0, (1, 2))
 
 
+@pytest.mark.slow
 def test_a_model_of_packed_documents_attends_within_each() -> None:
     """DeepSpeed drops the mask; here it is that of whole rows."""
     packed = rows_of_own_lengths()

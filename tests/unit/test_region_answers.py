@@ -284,7 +284,7 @@ def drawn(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Case:
     return (lambda like: draw(shape, dtype, like.device)), (torch.zeros(()),)
 
 
-@pytest.mark.slow_on_torch_xla
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:to - 1 is out of bounds")
 def test_random_draws_have_torchs_shapes_dtypes_support_and_errors(mesh: Mesh) -> None:
     chosen = {
