@@ -5,28 +5,27 @@ import importlib.util
 import os
 
 # The instructions that JAX's XLA may use, as if of another processor: `make test-processors`.
-_ISA = os.environ.get("TEST_XLA_ISA", "AVX")
+_ISA = os.environ.get("TEST_XLA_ISA", "")
 
 # Compiling is what the suite spends its time on. The first flag leaves out LLVM's optimisation of
-# the machine code (a third of the CPU time is left), the others write fusions by XLA's older
+# the machine code (a third of the CPU time is left), the second writes fusions by XLA's older
 # emitter (half of the rest in torch_xla, two thirds in JAX). That one lets LLVM contract a product
-# and a sum into one operation, which rounds once, by what is computed beside them: without
-# instructions beyond AVX there is no such operation, so that what is the same bit for bit in a
-# user's run is so here. XLA's own passes, and so the ledgers, stay as they are.
+# and a sum into one operation, which rounds once, by what is computed beside them: the third takes
+# that operation away, so that what is the same bit for bit in a user's run is so here. XLA's own
+# passes, and so the ledgers, stay as they are.
 _QUICK = "--xla_backend_optimization_level=0"
-_OLDER_EMITTER = "--xla_cpu_use_fusion_emitters=false"
-_TORCH_XLA_FLAGS = f"{_QUICK} {_OLDER_EMITTER} --xla_cpu_max_isa=AVX"
+_OLDER_EMITTER = f"{_QUICK} --xla_cpu_use_fusion_emitters=false --xla_cpu_max_isa=AVX"
 
 
 def _jax_flags() -> str:
     """Newer versions have lost the older emitter; a flag that they don't know ends the process."""
+    if _ISA:
+        return f"{_QUICK} --xla_cpu_max_isa={_ISA}"
     try:
         has_it = importlib.metadata.version("jaxlib").startswith("0.7.")
     except importlib.metadata.PackageNotFoundError:
         has_it = False
-    isa = _ISA if has_it else os.environ.get("TEST_XLA_ISA")
-    flags = (_QUICK, _OLDER_EMITTER if has_it else "", f"--xla_cpu_max_isa={isa}" if isa else "")
-    return " ".join(flag for flag in flags if flag)
+    return _OLDER_EMITTER if has_it else _QUICK
 
 
 # A compiled program takes 40 to 130 of the 65,530 memory maps that Linux lets a process have, and
@@ -36,7 +35,7 @@ _PROGRAMS = "192"
 
 VARIABLES: dict[str, dict[str, str]] = {
     # A newer XLA, as of a newer JAX, ends the process over a flag that it no longer has.
-    "torch_xla": {"XLA_FLAGS": _TORCH_XLA_FLAGS, "XLA_COMPILATION_CACHE_SIZE": _PROGRAMS},
+    "torch_xla": {"XLA_FLAGS": _OLDER_EMITTER, "XLA_COMPILATION_CACHE_SIZE": _PROGRAMS},
     # transformers and accelerate would import torch_xla where it is installed.
     "jax": {"XLA_FLAGS": _jax_flags(), "USE_TORCH_XLA": "false"},
 }
