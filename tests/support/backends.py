@@ -10,11 +10,11 @@ _ISA = os.environ.get("TEST_XLA_ISA", "")
 # Compiling is what the suite spends its time on. The first flag leaves out LLVM's optimisation of
 # the machine code (a third of the CPU time is left), the second writes fusions by XLA's older
 # emitter (half of the rest in torch_xla, two thirds in JAX). That one lets LLVM contract a product
-# and a sum into one operation, which rounds once, by what is computed beside them: the third takes
-# that operation away, so that what is the same bit for bit in a user's run is so here. XLA's own
-# passes, and so the ledgers, stay as they are.
+# and a sum into one operation, which rounds once, by what is computed beside them. In torch_xla the
+# third takes that operation away, so that what is the same bit for bit in a user's run is so here;
+# JAX's tests have the same bits with it. XLA's own passes, and so the ledgers, stay as they are.
 _QUICK = "--xla_backend_optimization_level=0"
-_OLDER_EMITTER = f"{_QUICK} --xla_cpu_use_fusion_emitters=false --xla_cpu_max_isa=AVX"
+_OLDER_EMITTER = f"{_QUICK} --xla_cpu_use_fusion_emitters=false"
 
 
 def _jax_flags() -> str:
@@ -28,6 +28,7 @@ def _jax_flags() -> str:
     return _OLDER_EMITTER if has_it else _QUICK
 
 
+_TORCH_XLA_FLAGS = f"{_OLDER_EMITTER} --xla_cpu_max_isa=AVX"
 # A compiled program takes 40 to 130 of the 65,530 memory maps that Linux lets a process have, and
 # torch_xla keeps 2,048 programs: the whole suite in one process would end in a segmentation fault
 # (with 512 it did, in the middle).
@@ -35,7 +36,7 @@ _PROGRAMS = "192"
 
 VARIABLES: dict[str, dict[str, str]] = {
     # A newer XLA, as of a newer JAX, ends the process over a flag that it no longer has.
-    "torch_xla": {"XLA_FLAGS": _OLDER_EMITTER, "XLA_COMPILATION_CACHE_SIZE": _PROGRAMS},
+    "torch_xla": {"XLA_FLAGS": _TORCH_XLA_FLAGS, "XLA_COMPILATION_CACHE_SIZE": _PROGRAMS},
     # transformers and accelerate would import torch_xla where it is installed.
     "jax": {"XLA_FLAGS": _jax_flags(), "USE_TORCH_XLA": "false"},
 }
