@@ -53,7 +53,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out, in a process of JAX, single tests that are about torch_xla.
 
-    In one of torch_xla what is to be slow there is.
+    A process of torch_xla has more that is slow.
     """
     if os.environ.get("SPMDZERO_BACKEND") != "jax":
         for item in items:

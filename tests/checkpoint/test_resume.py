@@ -25,7 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "global forward": config(2, gas=2, spmd={"min_shard_elements": 64, "forward": "global"}),
 }
-# What the others show together.
+# What the others show together, and rarer ways.
 SLOW = {
     *("stage 2", "stage 1, in the middle of a step", "stage 0, in the middle of a step"),
     *("fp16 without ZeRO", "global forward"),

@@ -77,13 +77,11 @@ EXPECTED: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.slow_on_torch_xla
 @pytest.mark.parametrize("name", EXPECTED)
 def test_two_processes_agree_with_torch_distributed(both: list[dict], name: str) -> None:
     assert (both[0][name], both[1][name]) == EXPECTED[name]
 
 
-@pytest.mark.slow_on_torch_xla
 @pytest.mark.parametrize("failing", [0, 1])
 def test_what_one_host_fails_with_before_a_save_is_raised_by_both(
     both: list[dict], failing: int

@@ -59,14 +59,12 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> First:
     return First(printed, done.stderr, json.loads(last), options)
 
 
-@pytest.mark.slow_on_torch_xla
 def test_importing_and_starting_print_nothing(first: First) -> None:
     # That line is the script's own: gloo's is not there.
     assert first.printed == ["imported"]
     assert first.errors == ""
 
 
-@pytest.mark.slow_on_torch_xla
 def test_importing_and_starting_change_no_state_of_the_process(first: First) -> None:
     assert first.found["at import"] == {}
     # torch.distributed names the rank in tracebacks.

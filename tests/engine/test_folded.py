@@ -61,7 +61,7 @@ CONFIGS = {
 }
 
 
-# What the others show together.
+# What the others show together, and rarer ways.
 SLOW = [
     *("fp16 with overflows at stage 0", "Lamb with explicit reduction", "SGD at stage 0"),
     *("accumulation at stage 1 over two axes", "fp32"),

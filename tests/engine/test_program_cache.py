@@ -15,7 +15,6 @@ def found() -> dict[str, Any]:
     return json.loads(said.splitlines()[-1])
 
 
-@pytest.mark.slow
 def test_a_replay_without_its_program_compiles_it_again_and_changes_no_number(
     found: dict[str, Any],
 ) -> None:
@@ -24,7 +23,6 @@ def test_a_replay_without_its_program_compiles_it_again_and_changes_no_number(
     assert (traced_later - traced, replayed_later - replayed) == (0, 8)
 
 
-@pytest.mark.slow
 def test_folded_calls_go_on_when_their_program_is_gone(found: dict[str, Any]) -> None:
     assert found["folds"] == "FoldedCalls(7 folded, 0 traced)"
 

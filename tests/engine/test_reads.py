@@ -26,7 +26,6 @@ def found() -> dict[str, dict[str, str]]:
     return json.loads(run_python("-m", "tests.engine.every_read", devices=2).splitlines()[-1])
 
 
-@pytest.mark.slow_on_torch_xla
 def test_no_read_anywhere_in_a_users_code_ends_the_process(
     found: dict[str, dict[str, str]],
 ) -> None:

@@ -69,7 +69,6 @@ def trained() -> dict[str, tuple[list[float], torch.Tensor, int]]:
     return {policy: train(policy) for policy in POLICIES}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES[1:])
 def test_losses_and_weights_are_those_without_dropout_included(trained: Any, policy: str) -> None:
     losses, weights, _ = trained[policy]
@@ -80,7 +79,6 @@ def test_losses_and_weights_are_those_without_dropout_included(trained: Any, pol
     assert ((weights - others).abs() > 1e-5).float().mean() < 1e-3
 
 
-@pytest.mark.slow
 def test_memory_falls_with_what_is_recomputed(trained: Any) -> None:
     nothing, dots, everything = (trained[policy][2] for policy in POLICIES)
     # Of a block "everything" keeps the input, "dots" two products more, "nothing" also the

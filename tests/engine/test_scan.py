@@ -74,27 +74,19 @@ def train(
     return numbers, *graphs[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "call", "config"),
     [
-        pytest.param(gpt, engines.three_calls, {"micro": 1}, marks=pytest.mark.slow),
-        pytest.param(gpt, engines.three_calls, {}, marks=pytest.mark.slow),
-        pytest.param(gpt, engines.one_call, {}, marks=pytest.mark.slow),
-        pytest.param(
-            gpt, engines.one_call, {"zero_optimization": {"stage": 1}}, marks=pytest.mark.slow
-        ),
-        pytest.param(gpt, engines.one_call, {"bf16": {"enabled": True}}, marks=pytest.mark.slow),
-        pytest.param(
-            gpt,
-            engines.one_call,
-            {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(Llama, engines.three_calls, {}, marks=pytest.mark.slow),
-        pytest.param(Llama, engines.one_call, {}, marks=pytest.mark.slow),
-        pytest.param(
-            lambda: Llama(checkpointed=True), engines.three_calls, {}, marks=pytest.mark.slow
-        ),
+        (gpt, engines.three_calls, {"micro": 1}),
+        (gpt, engines.three_calls, {}),
+        (gpt, engines.one_call, {}),
+        (gpt, engines.one_call, {"zero_optimization": {"stage": 1}}),
+        (gpt, engines.one_call, {"bf16": {"enabled": True}}),
+        (gpt, engines.one_call, {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}),
+        (Llama, engines.three_calls, {}),
+        (Llama, engines.one_call, {}),
+        (lambda: Llama(checkpointed=True), engines.three_calls, {}),
     ],
     ids=[
         *("one micro-batch", "three calls", "train_batch", "stage 1", "bf16", "autocast"),

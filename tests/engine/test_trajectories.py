@@ -50,7 +50,8 @@ CASES = {
     "z2_w2_fp32_offload": FP32,
 }
 # What others show together: these stages in fp32 and in 16 bits; other optimizers, whose rules
-# tests/unit compares with torch's, and a schedule; clipping, which all others have, and none.
+# tests/unit compares with torch's, and a schedule; clipping, which all others have, and none. Stage
+# 0 in fp32 is among those of JAX in `make test`.
 SLOW = {
     *(f"z2_w2_fp32_{name}" for name in ("adagrad", "adam_l2", "noclip", "sgdm", "muon", "cosine")),
     *(f"z{stage}_w2_fp32_gas1" for stage in (0, 1, 2)),
@@ -76,8 +77,7 @@ def at_stage_0(name: str) -> Case:
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest) -> Runs:
     cases = {name: case_of(name) for name in selected(request, "name") if name in CASES}
-    at_0 = selected(request, "of_stage_1")
-    cases |= {f"{name} at stage 0": at_stage_0(name) for name in at_0}
+    cases |= {f"{name} at stage 0": at_stage_0(name) for name in selected(request, "of_stage_1")}
     return dict(zip(cases, run([*cases.values()], devices=2), strict=True))
 
 

@@ -60,7 +60,6 @@ def explanation(explained: tuple[Explanation, torch.nn.Module]) -> Explanation:
     return explained[0]
 
 
-@pytest.mark.slow_on_torch_xla
 def test_the_model_stays_as_it_was(explained: tuple[Explanation, torch.nn.Module]) -> None:
     fresh = dict(make_model().named_parameters())
     for name, parameter in explained[1].named_parameters():
