@@ -26,7 +26,7 @@ from spmdzero.backend.jax._rows import Embedded, cut_later
 from spmdzero.backend.jax._slice import batch_axes, sharing_axes
 from spmdzero.backend.jax._turned_halves import with_turned_halves
 from spmdzero.backend.jax._values import Space
-from spmdzero.backend.jax._versions import moved
+from spmdzero.backend.jax._versions import is_for_tpu, moved
 
 
 def function_of(graph: Graph, mesh: Mesh, shardings: Sequence[Any] = ()) -> Any:
@@ -65,7 +65,9 @@ def function_of(graph: Graph, mesh: Mesh, shardings: Sequence[Any] = ()) -> Any:
         }
         at_rest = dict[int, Any]()
         outputs = {slot.number for slot in graph.outputs}
-        split = MergedDims(outputs, rows="sequence" in mesh.axis_names)
+        # For a TPU also without other axes: see `MergedDims`.
+        tiled = is_for_tpu()
+        split = MergedDims(outputs, rows=tiled or "sequence" in mesh.axis_names)
 
         def settle(numbers: Iterable[int]) -> None:
             """Notes what is in the host's memory; operations compute in the devices'."""
@@ -90,7 +92,7 @@ def function_of(graph: Graph, mesh: Mesh, shardings: Sequence[Any] = ()) -> Any:
                         settle([slot.number for slot in step.made])
             elif steps:
                 phase_mesh = _mesh_of(steps, mesh)
-                kept = split if sharing_axes(phase_mesh) else None
+                kept = split if tiled or sharing_axes(phase_mesh) else None
                 _run_region(steps, whole, needed.get(phase, set()), phase_mesh, kept)
         whole |= at_rest
         # What a region keeps on the host leaves the program on the devices, where others compute.

@@ -3,7 +3,10 @@
 torch reshapes `[rows, heads, a, b]` to `[rows * heads, a, b]` before each product of more than
 three dims, and `[rows, length, width]` to `[rows * length, width]` before each product with a
 weight. Heads or positions that devices of a replica share have no shards then: XLA would gather
-them. So such values are computed with both dims, for as long as operations can.
+them. And on a TPU, whose memory has tiles of two dims, products of merged rows have other tiles
+than attention's of rows and positions apart: libtpu copies from one to the other and back, and
+keeps sums in 32 bits between. So such values are computed with both dims, for as long as operations
+can.
 """
 
 from collections.abc import Container, Sequence

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from spmdzero.backend.jax._versions import is_for_tpu
 from spmdzero.backend.jax.ops._dtypes import wide
 from spmdzero.backend.jax.ops._table import lowers
 
@@ -134,7 +135,15 @@ def batch_norm_functional(
     dims = (0, *range(2, x.ndim))
     count = math.prod(x.shape[d] for d in dims)
     mean = jnp.mean(x, dims)
-    variance = jnp.mean(jnp.square(x - _channels(mean, x)), dims)
+    if is_for_tpu() and input.dtype == jnp.bfloat16 and running_mean is not None:
+        # One pass for both, which libtpu makes where it makes the input. The running mean, which is
+        # known before, is near the mean, and a TPU adds up the elements of a tile side by side. So
+        # the difference loses less in float32 than the input has lost in bfloat16, whose rounding
+        # has a variance of 2**-18 of the mean's square.
+        about = jnp.mean(jnp.square(x - _channels(running_mean, x)), dims)
+        variance = jnp.maximum(about - jnp.square(mean - wide(running_mean)), 0)
+    else:
+        variance = jnp.mean(jnp.square(x - _channels(mean, x)), dims)
     invstd = 1 / jnp.sqrt(variance + eps)
     if running_mean is not None:
         running_mean = momentum * mean + (1 - momentum) * wide(running_mean)

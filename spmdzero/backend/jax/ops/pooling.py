@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from typing import Any
@@ -27,29 +28,72 @@ def _least(like: Any) -> Any:
     return -jnp.inf if is_inexact(dtype_of(like)) else jnp.iinfo(like.dtype).min
 
 
-def _max_pool(
-    x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, dims: int
-) -> tuple[Any, Any]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Windows:
+    """Where the windows of a max pool are, a number for each spatial dim.
+
+    Attributes:
+        kernel, stride, dilation: as torch's.
+        pads: below and above.
+        counts: of windows.
+    """
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    pads: tuple[tuple[int, int], ...]
+    counts: tuple[int, ...]
+
+
+def _windows(
+    spatial: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool
+) -> _Windows:
+    dims = len(spatial)
     kernel = several(kernel, dims)
     stride = several(stride, dims) if stride else kernel
     padding, dilation = several(padding, dims), several(dilation, dims)
-    spatial = x.shape[-dims:]
-    out = [_count(*v, ceil) for v in zip(spatial, kernel, stride, padding, dilation, strict=True)]
-    pads = [(0, 0)] * (x.ndim - dims)
-    for n, count, k, s, p, d in zip(spatial, out, kernel, stride, padding, dilation, strict=True):
+    pads, counts = [], []
+    for n, k, s, p, d in zip(spatial, kernel, stride, padding, dilation, strict=True):
+        count = _count(n, k, s, p, d, ceil)
+        counts.append(count)
         pads.append((p, max(0, (count - 1) * s + d * (k - 1) + 1 - n - p)))
-    low = _least(x)
-    padded = jnp.pad(x, pads, constant_values=low)
+    return _Windows(
+        kernel=kernel, stride=stride, dilation=dilation, pads=tuple(pads), counts=tuple(counts)
+    )
+
+
+def _largest(x: Any, windows: _Windows) -> Any:
+    front = x.ndim - len(windows.counts)
+    largest = lax.reduce_window(
+        x,
+        np.asarray(_least(x), x.dtype)[()],
+        lax.max,
+        (1,) * front + windows.kernel,
+        (1,) * front + windows.stride,
+        ((0, 0),) * front + windows.pads,
+        window_dilation=(1,) * front + windows.dilation,
+    )
+    # Right padding that ceil_mode doesn't need can give one window more than torch takes.
+    return largest[(..., *(slice(n) for n in windows.counts))]
+
+
+def _places(x: Any, windows: _Windows) -> Any:
+    """The places of the largest elements in the volume of their spatial dims."""
+    spatial = x.shape[x.ndim - len(windows.counts) :]
+    pads = [(0, 0)] * (x.ndim - len(spatial)) + list(windows.pads)
+    padded = jnp.pad(x, pads, constant_values=_least(x))
     places = jnp.pad(
-        jnp.arange(math.prod(spatial)).reshape(spatial), pads[-dims:], constant_values=-1
+        jnp.arange(math.prod(spatial)).reshape(spatial), windows.pads, constant_values=-1
     )
     best: Any = None
     where: Any = None
     # One strided slice for each place in the window: XLA fuses all their comparisons.
-    for offsets in itertools.product(*(range(k) for k in kernel)):
+    for offsets in itertools.product(*(range(k) for k in windows.kernel)):
         window = tuple(
             slice(o * d, o * d + (count - 1) * s + 1, s)
-            for o, d, count, s in zip(offsets, dilation, out, stride, strict=True)
+            for o, d, count, s in zip(
+                offsets, windows.dilation, windows.counts, windows.stride, strict=True
+            )
         )
         value, place = padded[(..., *window)], places[window]
         if best is None:
@@ -58,7 +102,13 @@ def _max_pool(
         # The padding is below everything, but an element may be -inf itself.
         better = (value > best) | (value != value) | ((where < 0) & (place >= 0))
         best, where = jnp.where(better, value, best), jnp.where(better, place, where)
-    return best, where
+    return where
+
+
+def _max_pool(x: Any, dims: int, *options: Any) -> tuple[Any, Any]:
+    windows = _windows(x.shape[-dims:], *options)
+    # XLA leaves the places out where nobody asks for them, which take a TPU five times as long.
+    return _largest(x, windows), _places(x, windows)
 
 
 @lowers("max_pool2d_with_indices")
@@ -71,7 +121,7 @@ def max_pool2d(
     ceil_mode: bool = False,
 ) -> tuple[Any, Any]:
     """The largest element of each window, and its place in the plane."""
-    return _max_pool(self, kernel_size, stride, padding, dilation, ceil_mode, 2)
+    return _max_pool(self, 2, kernel_size, stride, padding, dilation, ceil_mode)
 
 
 @lowers("max_pool3d_with_indices")
@@ -84,7 +134,7 @@ def max_pool3d(
     ceil_mode: bool = False,
 ) -> tuple[Any, Any]:
     """The largest element of each window, and its place in the volume."""
-    return _max_pool(self, kernel_size, stride, padding, dilation, ceil_mode, 3)
+    return _max_pool(self, 3, kernel_size, stride, padding, dilation, ceil_mode)
 
 
 def _to_places(grad: Any, shape: Any, indices: Any, dims: int) -> Any:
@@ -106,8 +156,18 @@ def max_pool_backward(
     ceil_mode: bool,
     indices: Any,
 ) -> Any:
-    """The gradient of the max pools; the kernel has as many numbers as they have dims."""
-    return _to_places(grad_output, self.shape, indices, len(kernel_size))
+    """The gradient of the max pools; the kernel has as many numbers as they have dims.
+
+    Where windows have no holes XLA selects the largest elements once more, instead of adding to the
+    places that were selected: a TPU takes an element after the other for that.
+    """
+    dims = len(kernel_size)
+    options = (kernel_size, stride, padding, dilation, ceil_mode)
+    windows = _windows(self.shape[-dims:], *options)
+    if set(windows.dilation) != {1}:
+        return _to_places(grad_output, self.shape, indices, dims)
+    _, pull = jax.vjp(lambda x: _largest(x, windows), wide(self))
+    return pull(wide(grad_output))[0]
 
 
 def _avg_pool(

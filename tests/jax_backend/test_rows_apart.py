@@ -1,0 +1,103 @@
+"""Rows and positions of programs for TPUs, which products with weights don't merge into one dim."""
+
+import importlib.util
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import spmdzero
+from spmdzero.backend.jax import _graph_function
+from tests.jax_backend.for_tpus import step_for_tpus
+from tests.support.engines import assert_trained_as, config, start
+
+DEVICES, ROWS, LENGTH, HEADS, WIDTH = 8, 3, 20, 2, 32
+# Of a device, which nothing else has as many of.
+MERGED = f"{ROWS * LENGTH}x"
+
+
+class Block(nn.Module):
+    """[rows, length, width] -> the same, with a projection of its own for each of attention's."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            to(x).view(*x.shape[:-1], self.heads, -1).transpose(1, 2)
+            for to in (self.q, self.k, self.v)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = self.norm(x + self.out(mixed.transpose(1, 2).reshape(x.shape)))
+        return x + self.down(F.gelu(self.up(x)))
+
+
+class Blocks(nn.Module):
+    """The mean square of what two blocks make."""
+
+    def __init__(self, width: int = WIDTH, heads: int = HEADS) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.float().square().mean()
+
+
+WAYS = [{}, {"recompute": "everything"}, {"scan": "on"}]
+
+
+@pytest.mark.parametrize("spmd", WAYS, ids=["alone", "computed again", "in a loop"])
+def test_what_is_trained_is_the_same(monkeypatch: pytest.MonkeyPatch, spmd: dict[str, str]) -> None:
+    monkeypatch.setattr(_graph_function, "is_for_tpu", lambda: True)
+    torch.manual_seed(0)
+    model, theirs = Blocks(), Blocks()
+    theirs.load_state_dict(model.state_dict())
+    # Adam would make a step of rounding where a gradient is nearly 0.
+    told = {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}, "spmd": spmd}
+    told |= {"zero_allow_untested_optimizer": True}
+    engine = start(model, train_micro_batch_size_per_gpu=ROWS, **told)
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    for _ in range(3):
+        batch = torch.randn(DEVICES * ROWS, LENGTH, WIDTH)
+        ours = engine.train_batch(batch)
+        loss = theirs(batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.testing.assert_close(ours.cpu(), loss.detach(), rtol=1e-6, atol=1e-6)
+    assert_trained_as(engine, theirs)
+
+
+@pytest.mark.parametrize("spmd", WAYS, ids=["alone", "computed again", "in a loop"])
+def test_no_product_for_tpus_has_them_merged(spmd: dict[str, str]) -> None:
+    told = {"train_micro_batch_size_per_gpu": ROWS, "spmd": spmd}
+    engine = start(Blocks(), bf16={"enabled": True}, **told)
+    batch = torch.ones(DEVICES * ROWS, LENGTH, WIDTH, dtype=torch.bfloat16)
+    text = step_for_tpus(engine, batch)
+    products = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
+    assert len(products) >= 18
+    assert [line for line in products if f"tensor<{MERGED}" in line] == []
+
+
+def cycles() -> int:
+    told = config(train_micro_batch_size_per_gpu=8, bf16={"enabled": True})
+    with torch.device("meta"):
+        batch = torch.empty(64, 512, 256, dtype=torch.bfloat16)
+        model = Blocks(256, 4)
+    made = spmdzero.explain(model, told, batch, tpu=["v5e:2x4"], stages=())
+    return made.time_on("v5e:2x4").cycles
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is an extra")
+def test_the_tpus_compiler_needs_fewer_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = cycles()
+    monkeypatch.setattr(_graph_function, "is_for_tpu", lambda: False)
+    assert ours < 0.95 * cycles()
