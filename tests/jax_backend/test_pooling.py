@@ -62,7 +62,7 @@ def test_bf16_is_normalised_as_finely_as_it_is_rounded(near: float, platform: st
     with runtime.tracing_only(platform=platform):
         ours, _, _, _, variance = batch_norm_functional(
             jnp.asarray(x.float().numpy(), jnp.bfloat16), None, None,
-            *(jnp.asarray(each.numpy()) for each in stats), True, 1.0, 1e-5,
+            jnp.array(stats[0].numpy()), jnp.array(stats[1].numpy()), True, 1.0, 1e-5,
         )  # fmt: skip
     expected = F.batch_norm(x.float(), *stats, training=True, momentum=1.0)
     # A tenth of bfloat16's last bit; float32's own rounding where the difference of squares is
