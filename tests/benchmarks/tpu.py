@@ -124,12 +124,11 @@ def _prepare(root: Path, size: str, case: str, name: str, topology: str) -> None
     from on_tpu.requests import request_of
 
     row = cases.rows_of(case)[name]
-    options = {**row.options, "flags": row.flags} if row.writer == "ours" else dict(row.options)
     try:
         found = launch_alone(
             f"on_tpu.{row.writer}", devices=cases.devices_of(topology), backend="jax",
-            root=str(root.resolve()), size=size, case=case, options=options,
-            requests={topology: request_of(topology, flags=row.flags)},
+            root=str(root.resolve()), size=size, case=case, options=dict(row.options),
+            requests={topology: request_of(topology)},
         )  # fmt: skip
     except ProcessFailedError as error:
         found = {topology: {"failed": error.headline}}

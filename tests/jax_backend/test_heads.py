@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-import spmdzero
 from spmdzero.backend import Mesh, runtime
 from spmdzero.backend.jax import _graph_function
 from spmdzero.backend.jax._graph import Slot, Step
@@ -18,8 +17,8 @@ from spmdzero.backend.jax._operations import MeshOp
 from spmdzero.backend.jax._turned_halves import turned, with_turned_halves
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.jax.ops.views import transpose
-from tests.jax_backend.for_tpus import step_for_tpus
-from tests.support.engines import config, start
+from tests.jax_backend.for_tpus import cycles_on_v5e, step_for_tpus
+from tests.support.engines import start
 
 DEVICE = torch.device("xla", 0)
 HEADS, SIZE, LENGTH = 2, 128, 256
@@ -152,12 +151,7 @@ def test_what_is_wider_than_heads_are_is_no_product() -> None:
 
 
 def cycles() -> int:
-    told = config(train_micro_batch_size_per_gpu=8, bf16={"enabled": True})
-    with torch.device("meta"):
-        batch = torch.empty(64, LENGTH, WIDTH, dtype=torch.bfloat16)
-        model = Rotary(sliced)
-    made = spmdzero.explain(model, told, batch, tpu=["v5e:2x4"], stages=())
-    return made.time_on("v5e:2x4").cycles
+    return cycles_on_v5e(lambda: Rotary(sliced), LENGTH, WIDTH)
 
 
 @pytest.mark.slow

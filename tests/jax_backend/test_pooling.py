@@ -65,7 +65,7 @@ def test_bf16_is_normalised_as_finely_as_it_is_rounded(near: float, platform: st
             jnp.array(stats[0].numpy()), jnp.array(stats[1].numpy()), True, 1.0, 1e-5,
         )  # fmt: skip
     expected = F.batch_norm(x.float(), *stats, training=True, momentum=1.0)
-    # A tenth of bfloat16's last bit; float32's own rounding where the difference of squares is
+    # An eighth of bfloat16's last bit; float32's own rounding where the difference of squares is
     # taken of numbers of 10.
     torch.testing.assert_close(torch.tensor(np.asarray(ours)), expected, rtol=2**-11, atol=2**-11)
     torch.testing.assert_close(torch.tensor(np.asarray(variance)), stats[1], rtol=1e-4, atol=0)

@@ -7,10 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import spmdzero
 from spmdzero.backend.jax import _graph_function
-from tests.jax_backend.for_tpus import step_for_tpus
-from tests.support.engines import assert_trained_as, config, start
+from tests.jax_backend.for_tpus import cycles_on_v5e, step_for_tpus
+from tests.support.engines import assert_trained_as, start
 
 DEVICES, ROWS, LENGTH, HEADS, WIDTH = 8, 3, 20, 2, 32
 # Of a device, which nothing else has as many of.
@@ -87,12 +86,7 @@ def test_no_product_for_tpus_has_them_merged(spmd: dict[str, str]) -> None:
 
 
 def cycles() -> int:
-    told = config(train_micro_batch_size_per_gpu=8, bf16={"enabled": True})
-    with torch.device("meta"):
-        batch = torch.empty(64, 512, 256, dtype=torch.bfloat16)
-        model = Blocks(256, 4)
-    made = spmdzero.explain(model, told, batch, tpu=["v5e:2x4"], stages=())
-    return made.time_on("v5e:2x4").cycles
+    return cycles_on_v5e(lambda: Blocks(256, 4), 512, 256)
 
 
 @pytest.mark.slow

@@ -46,9 +46,8 @@ def measure(
     again = "everything" if what.recompute else "nothing"
     found = {}
     for topology, request in requests.items():
-        flags = topology.partition(":")[0] if options["flags"] else "none"
         config["spmd"] = {
-            "xla_flags": flags,
+            "xla_flags": "none",
             "recompute": again,
             **fused,
             **options.get("spmd", {}),

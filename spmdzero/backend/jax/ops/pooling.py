@@ -30,7 +30,7 @@ def _least(like: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Windows:
-    """Where the windows of a max pool are, a number for each spatial dim.
+    """Where the windows of a pool are, a number for each spatial dim.
 
     Attributes:
         kernel, stride, dilation: as torch's.
@@ -62,19 +62,24 @@ def _windows(
     )
 
 
-def _largest(x: Any, windows: _Windows) -> Any:
+def _over(x: Any, windows: _Windows, start: Any, function: Any) -> Any:
+    """Each window's elements and `start`, put together by one of `lax`'s functions."""
     front = x.ndim - len(windows.counts)
-    largest = lax.reduce_window(
+    result = lax.reduce_window(
         x,
-        np.asarray(_least(x), x.dtype)[()],
-        lax.max,
+        np.asarray(start, x.dtype)[()],
+        function,
         (1,) * front + windows.kernel,
         (1,) * front + windows.stride,
         ((0, 0),) * front + windows.pads,
         window_dilation=(1,) * front + windows.dilation,
     )
-    # Right padding that ceil_mode doesn't need can give one window more than torch takes.
-    return largest[(..., *(slice(n) for n in windows.counts))]
+    # Right padding below what ceil_mode needs can give one window more than torch takes.
+    return result[(..., *(slice(n) for n in windows.counts))]
+
+
+def _largest(x: Any, windows: _Windows) -> Any:
+    return _over(x, windows, _least(x), lax.max)
 
 
 def _places(x: Any, windows: _Windows) -> Any:
@@ -180,29 +185,18 @@ def _avg_pool(
     divisor: Any,
     dims: int,
 ) -> Any:
-    kernel = several(kernel, dims)
-    stride = several(stride, dims) if stride else kernel
-    padding = several(padding, dims)
-    front = x.ndim - dims
-    pads, area = [(0, 0)] * front, np.ones((), np.int64)
-    for n, k, s, p in zip(x.shape[-dims:], kernel, stride, padding, strict=True):
-        count = _count(n, k, s, p, 1, ceil)
-        pads.append((p, max(0, (count - 1) * s + k - n - p)))
+    spatial = x.shape[-dims:]
+    windows = _windows(spatial, kernel, stride, padding, 1, ceil)
+    area = np.ones((), np.int64)
+    for n, count, k, s, (p, _) in zip(
+        spatial, windows.counts, windows.kernel, windows.stride, windows.pads, strict=True
+    ):
         start = np.arange(count) * s - p
         end = np.minimum(start + k, n + p)
         if not include:
             start, end = np.maximum(start, 0), np.minimum(end, n)
         area = area[..., None] * (end - start)
-    total = lax.reduce_window(
-        x,
-        np.zeros((), x.dtype)[()],
-        lax.add,
-        (1,) * front + kernel,
-        (1,) * front + stride,
-        pads,
-    )
-    # Right padding below what ceil_mode needs can give one window more than torch takes.
-    total = total[(..., *(slice(n) for n in area.shape))]
+    total = _over(x, windows, 0, lax.add)
     return total / (jnp.asarray(area, x.dtype) if divisor is None else divisor)
 
 
