@@ -14,13 +14,13 @@ from harness.candidates import Candidate
 from harness.peer_sections import run_all
 from harness.workload import Workload
 
-_PLAIN = who.on_jax(who.ours("ZeRO-2, plain attention", attention="plain"))
+_PLAIN = who.ours("ZeRO-2, plain attention", attention="plain")
 _COMPILED = dataclasses.replace(
     who.DEEPSPEED_2,
     name="DeepSpeed ZeRO-2, torch.compile",
     options={"stage": 2, "compiled": True},
 )
-_FEW = (who.ON_JAX, who.ON_JAX_THREE_CALLS, who.JAX, who.DEEPSPEED_2)
+_FEW = (who.ZERO_2, who.THREE_CALLS, who.JAX, who.DEEPSPEED_2)
 MODELS: dict[str, tuple[bool, tuple[Candidate, ...], float]] = {
     "gpt-10m": (False, _FEW, report.LOSS_TOLERANCE),
     # Of bf16 each product is rounded to 8 bits, by each program at other places.

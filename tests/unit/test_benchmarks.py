@@ -180,9 +180,9 @@ def test_a_clients_loop_is_folded_and_compiles_nothing_after_its_third_step(clie
 
 
 TINY = Scale(
-    small="gpt-tiny", middle="gpt-tiny", wide="gpt-tiny", large="gpt-tiny",
+    middle="gpt-tiny", wide="gpt-tiny", large="gpt-tiny",
     steps=1, wide_steps=1, large_steps=1, rounds=1,
-    fewer=(candidates.ZERO_2,), stage_3=(candidates.ON_JAX_3, candidates.ON_JAX),
+    fewer=(candidates.ZERO_2,), stage_3=(candidates.ZERO_3, candidates.ZERO_2),
     series=(candidates.ZERO_2,), counts=(2, 8), accumulation=2,
     tpu_size="tiny", tpu_cases=("gpt2",),
     tpu_topologies=("v5e:2x4",), tpu_rows=("ours", "jax-scan"),

@@ -18,8 +18,11 @@ BENCHMARKS = Path(__file__).resolve().parents[1]
 TIMEOUT_SECONDS = 900
 # As torch computes there, and spmdzero.
 _GPU = {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}
-# Of the caller's, these would decide what the peers are to be told.
-_LEFT_OUT = ("PJRT_DEVICE", "CPU_NUM_DEVICES", "XLA_FLAGS", "XLA_USE_SPMD")
+# Of the caller's, these would decide what the peers are to be told. Without bytecode of its own
+# spmdzero would be compiled at each start, where torch and jax are not.
+_LEFT_OUT = (
+    "PJRT_DEVICE", "CPU_NUM_DEVICES", "XLA_FLAGS", "XLA_USE_SPMD", "PYTHONDONTWRITEBYTECODE",
+)  # fmt: skip
 
 
 def launch(

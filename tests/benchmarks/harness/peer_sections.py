@@ -2,7 +2,7 @@
 
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from harness import candidates as who
@@ -33,19 +33,23 @@ def run_all(
     return runs
 
 
-def peers(model: str, candidates: str, steps: str) -> Section:
-    """The table of one model on 2 devices; each argument names a field of the scale."""
+def peers(model: str, candidates: str, steps: str, *, counts: Sequence[int] = (2,)) -> Section:
+    """A table of one model for each number of devices; each name is one of a field of the scale."""
 
     def section(scale: Scale) -> Iterator[str]:
         named = getattr(scale, model, model)
-        workload = Workload(model=named, devices=2, steps=getattr(scale, steps))
-        runs = run_all(workload, getattr(scale, candidates), rounds=scale.rounds)
-        count = sum(parameter.numel() for parameter in workload.build_on_meta().parameters())
+        workloads = [
+            Workload(model=named, devices=count, steps=getattr(scale, steps)) for count in counts
+        ]
+        size = sum(parameter.numel() for parameter in workloads[0].build_on_meta().parameters())
         yield (
-            f"{count / 1e6:.1f} M parameters, {scale.rounds} rounds of {workload.warm_up} + "
-            f"{workload.steps} steps, 2 devices or ranks, fp32."
+            f"{size / 1e6:.1f} M parameters, {scale.rounds} rounds of {workloads[0].warm_up} + "
+            f"{workloads[0].steps} steps, fp32."
         )
-        yield from _table_of(runs)
+        for workload in workloads:
+            runs = run_all(workload, getattr(scale, candidates), rounds=scale.rounds)
+            yield f"\n{workload.devices} devices or ranks:"
+            yield from _table_of(runs)
 
     return section
 
@@ -57,40 +61,18 @@ def _table_of(runs: report.Runs) -> Iterator[str]:
 def devices(scale: Scale) -> Iterator[str]:
     """Step time of the middle model over devices."""
     steps = max(1, scale.steps // 2)
-    workloads = {
-        str(count): Workload(model=scale.middle, devices=count, steps=steps)
-        for count in scale.counts
-    }
     yield (
         "Seconds a step of the GPT of 10 M parameters. The cores stay the same, so more devices\n"
         "can't be faster: the columns show what splitting costs."
     )
-    yield from _series(workloads, scale, title="devices or ranks")
-
-
-def sizes(scale: Scale) -> Iterator[str]:
-    """Step time over the size of the model, on 2 devices."""
-    workloads = {
-        size: Workload(model=model, devices=2, steps=steps)
-        for size, model, steps in (
-            ("1 M", scale.small, scale.steps),
-            ("10 M", scale.middle, max(1, scale.steps // 2)),
-            ("85 M", scale.large, scale.large_steps),
-        )
-    }
-    yield "Seconds a step on 2 devices or ranks."
-    yield from _series(workloads, scale, title="parameters")
-
-
-def _series(workloads: Mapping[str, Workload], scale: Scale, *, title: str) -> Iterator[str]:
-    results = {
-        column: run_all(workload, scale.series, rounds=scale.rounds)
-        for column, workload in workloads.items()
-    }
-    yield from ("", report.series_table(results, title=title), "")
+    results = {}
+    for count in scale.counts:
+        workload = Workload(model=scale.middle, devices=count, steps=steps)
+        results[str(count)] = run_all(workload, scale.series, rounds=scale.rounds)
+    yield from ("", report.series_table(results, title="devices or ranks"), "")
     for column, runs in results.items():
         if (note := report.noise_note(runs)) is not None:
-            yield f"{title}, {column}: {note}"
+            yield f"devices or ranks, {column}: {note}"
 
 
 def reductions(scale: Scale) -> Iterator[str]:
@@ -103,23 +85,6 @@ def reductions(scale: Scale) -> Iterator[str]:
     ):
         workload = Workload(model=model, devices=count, steps=steps)
         runs = run_all(workload, (who.ANNOTATED, who.EXPLICIT), rounds=scale.rounds)
-        yield f"{model}, {count} devices:"
-        yield from _table_of(runs)
-
-
-def backends(scale: Scale) -> Iterator[str]:
-    """Both backends beside the same step written by hand in JAX."""
-    yield "spmdzero's two backends, and ZeRO-2 by hand with the JAX that the second one has.\n"
-    for model, count, steps in (
-        (scale.middle, 2, scale.steps),
-        (scale.middle, 8, max(1, scale.steps // 2)),
-        (scale.wide, 2, scale.wide_steps),
-        (scale.large, 2, scale.large_steps),
-        ("cnn", 2, scale.steps),
-        ("cnn", 8, scale.steps),
-    ):
-        workload = Workload(model=model, devices=count, steps=steps)
-        runs = run_all(workload, scale.backends, rounds=scale.rounds)
         yield f"{model}, {count} devices:"
         yield from _table_of(runs)
 
@@ -172,8 +137,8 @@ def host_time(scale: Scale) -> Iterator[str]:
     """What tracing costs the large model, and what captured and folded steps leave of it."""
     workload = Workload(model=scale.large, devices=2, steps=scale.large_steps)
     styles = {
-        "`train_batch`": (who.TRACED, who.ZERO_2),
-        "three calls": (who.THREE_TRACED, who.THREE_CALLS),
+        "`train_batch`": (who.XLA_TRACED, who.XLA_ZERO_2),
+        "three calls": (who.XLA_THREE_TRACED, who.XLA_THREE_CALLS),
     }
     runs = run_all(workload, [each for pair in styles.values() for each in pair], rounds=1)
     times, peaks = [], []

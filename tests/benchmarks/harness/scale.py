@@ -7,25 +7,20 @@ from on_tpu import cases
 from harness import candidates as who
 from harness.candidates import Candidate
 
-_FEWER = (
-    who.ZERO_2, who.EXPLICIT, who.DEEPSPEED_2, who.FSDP2, who.DDP, who.FSDPV2, who.XLA_DDP, who.JAX,
-)  # fmt: skip
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scale:
     """The models, the numbers of steps, and who takes part.
 
     Attributes:
-        small, middle, wide, large: the GPTs.
-        steps: timed steps of the small and the middle one.
+        middle, wide, large: the GPTs.
+        steps: timed steps of the middle one.
         wide_steps, large_steps: timed steps of the others.
         rounds: processes of each candidate of a table.
         everybody: who trains the middle GPT.
         fewer: who trains the others and the CNN.
-        backends: who shows what the two backends differ in.
         stage_3: who trains at ZeRO-3, and one at ZeRO-2 to compare with.
-        series: who is followed over devices and sizes.
+        series: who is followed over devices.
         counts: devices to follow them over.
         accumulation: micro-batches a step where stage 1 is compared with stage 0.
         tpu_size, tpu_cases, tpu_topologies, tpu_rows: what is compiled for TPUs, by names of
@@ -33,7 +28,6 @@ class Scale:
         tpu_compile: whether what was not compiled for them before is; those rows are left out else.
     """
 
-    small: str = "gpt-1m"
     middle: str = "gpt-10m"
     wide: str = "gpt-23m"
     large: str = "gpt-85m"
@@ -42,10 +36,11 @@ class Scale:
     large_steps: int = 3
     rounds: int = 2
     everybody: tuple[Candidate, ...] = who.ALL
-    fewer: tuple[Candidate, ...] = _FEWER
-    backends: tuple[Candidate, ...] = who.BACKENDS
+    fewer: tuple[Candidate, ...] = who.FEWER
     stage_3: tuple[Candidate, ...] = who.STAGE_3
-    series: tuple[Candidate, ...] = (who.ZERO_2, who.DEEPSPEED_2, who.FSDP2, who.JAX)
+    series: tuple[Candidate, ...] = (
+        who.ZERO_2, who.XLA_ZERO_2, who.DEEPSPEED_2, who.FSDP2, who.FSDPV2, who.JAX,
+    )  # fmt: skip
     counts: tuple[int, ...] = (1, 2, 4, 8)
     accumulation: int = 8
     tpu_size: str = "full"
