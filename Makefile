@@ -48,17 +48,18 @@ FRESH_TESTS := tests/docs/test_commands.py tests/docs/test_docs.py tests/unit/te
 # ones of tests/unit: by the number of tests, as they would be, files of few long tests come last.
 PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-# Tests of both backends, which run once more on JAX: a process has one backend.
-SHARED := tests/explain/test_explain.py tests/docs/test_docs.py tests/notebooks tests/comm \
+# Tests of both backends, which `make test` runs on JAX alone: a process has one backend.
+ON_JAX := tests/explain/test_explain.py tests/docs/test_docs.py tests/notebooks tests/comm \
 	$(addprefix tests/integrations/test_,client_engine.py client_schedule.py deferred.py \
 	experts.py trainers_loss.py transformers.py) \
 	$(addprefix tests/engine/test_,attention.py first_import.py interrupts.py labels.py offload.py \
 	optimizers.py reads.py second_derivatives.py seeding.py stage_3.py stage_3_calls.py \
 	writes.py wrong_input.py zero_init.py) \
-	$(addprefix tests/unit/test_,region_answers.py attention_kernels.py autocast.py \
-	fuzzed_functions.py placed.py random.py region_buffers.py region_checkpointing.py \
-	region_gradients.py region_outputs.py region_reads.py region_reduction.py \
-	region_transformers.py region_writes.py writes.py)
+	tests/unit/test_attention_kernels.py tests/unit/test_region_answers.py
+# Those of the replica region, which each backend lowers in its own way, run on both.
+SHARED := $(ON_JAX) $(addprefix tests/unit/test_,autocast.py fuzzed_functions.py placed.py \
+	random.py region_buffers.py region_checkpointing.py region_gradients.py region_outputs.py \
+	region_reads.py region_reduction.py region_transformers.py region_writes.py writes.py)
 # What takes longer there.
 SHARED_ALL := tests/audit tests/checkpoint tests/cli tests/interchange tests/oracle \
 	tests/surface $(addprefix tests/unit/test_,linear_cross_entropy.py norms.py \
@@ -82,12 +83,12 @@ SHARED_ALL := tests/audit tests/checkpoint tests/cli tests/interchange tests/ora
 SHARED_NEWEST := tests/explain/test_attention.py tests/audit tests/checkpoint tests/hosts \
 	$(filter-out tests/integrations/% tests/notebooks %_outputs.py %_transformers.py,$(SHARED))
 
-# Runs on both backends, whichever fails: $(call BOTH,options,what runs on JAX)
-BOTH = failed=0; set -x; $(PYTEST) $(1) || failed=1; \
+# Runs on both backends, whichever fails: $(call BOTH,options,what runs on JAX,what doesn't on torch_xla)
+BOTH = failed=0; set -x; $(PYTEST) $(1) $(addprefix --ignore=,$(3)) || failed=1; \
 	SPMDZERO_BACKEND=jax $(PYTEST) $(1) tests/jax_backend $(2) || failed=1; exit $$failed
 
 test: lint
-	@$(call BOTH,-m "not slow",$(SHARED))
+	@$(call BOTH,-m "not slow",$(SHARED),$(ON_JAX))
 
 test-all: lint
 	@$(call BOTH,,$(SHARED_ALL))
@@ -101,7 +102,7 @@ test-processors: $(PROCESSORS:%=test-processor-%)
 
 test-processor-%: .venv/installed
 	@set -- $(subst -, ,$*); export TEST_XLA_ISA=$$1 ATEN_CPU_CAPABILITY=$$2 \
-	ONEDNN_MAX_CPU_ISA=$$3 MKL_CBWR=$$4; $(call BOTH,-m "not slow",$(SHARED))
+	ONEDNN_MAX_CPU_ISA=$$3 MKL_CBWR=$$4; $(call BOTH,-m "not slow",$(SHARED),$(ON_JAX))
 
 # $(call FRESH,name,python,torch): an environment .venv-name with torch and $(WITH), made anew as
 # README says. torch's own index has it without gigabytes of CUDA, where that is reached.

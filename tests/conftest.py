@@ -51,14 +51,8 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 # Before pytest's own, which leaves out what -m does not ask for.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out, in a process of JAX, single tests that are about torch_xla.
-
-    A process of torch_xla has more that is slow.
-    """
+    """Leaves out, in a process of JAX, single tests that are about torch_xla."""
     if os.environ.get("SPMDZERO_BACKEND") != "jax":
-        for item in items:
-            if item.get_closest_marker("slow_on_torch_xla"):
-                item.add_marker(pytest.mark.slow)
         return
     left_out = [item for item in items if item.get_closest_marker("torch_xla_only")]
     config.hook.pytest_deselected(items=left_out)

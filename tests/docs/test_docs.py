@@ -48,7 +48,6 @@ def run(program: Path, cwd: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.slow_on_torch_xla
 @pytest.mark.parametrize("page", PAGES_WITH_PYTHON)
 def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(page: Path, tmp_path: Path):
     found = blocks(page)

@@ -55,7 +55,6 @@ def losses(engine: Any, *, steps: int) -> list[float]:
     return [engine.train_batch(iter([batch])).item() for batch in batches]
 
 
-@pytest.mark.slow_on_torch_xla
 def test_losses_are_those_that_deepspeed_recorded_in_traced_and_in_replayed_steps(
     mesh: Mesh,
 ) -> None:

@@ -218,7 +218,6 @@ def pair(way: str) -> tuple[spmdzero.Engine, spmdzero.Engine, Step, int]:
     return engine, twin, step, counting.lines
 
 
-@pytest.mark.slow_on_torch_xla
 @pytest.mark.parametrize("way", FEW)
 def test_training_and_saving_go_on_after_an_interrupt_at_a_line(way: str, tmp_path: Path) -> None:
     engine, twin, step, lines = pair(way)

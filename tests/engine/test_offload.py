@@ -36,7 +36,6 @@ def trained(stage: int, precision: str, **zero: Any) -> dict[str, torch.Tensor]:
     return states | {"losses": torch.stack([loss.cpu() for loss in losses])}
 
 
-@pytest.mark.slow_on_torch_xla
 @pytest.mark.parametrize(
     ("stage", "precision"), product_rows(STAGES, PRECISIONS, quick={(2, "fp32"), (3, "bf16")})
 )

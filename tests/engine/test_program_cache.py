@@ -8,6 +8,8 @@ import pytest
 from tests.engine.program_cache import PROGRAMS
 from tests.support.processes import run_module
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:

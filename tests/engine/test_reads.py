@@ -65,7 +65,6 @@ class Talkative(nn.Module):
 heard: list[str] = []
 
 
-@pytest.mark.slow_on_torch_xla
 def test_what_forward_prints_of_a_tensor_is_printed_at_each_step() -> None:
     # With other numbers Adam's steps may leave the mean where it is, to four digits.
     torch.manual_seed(1)

@@ -203,7 +203,6 @@ QUICK = {
 }
 
 
-@pytest.mark.slow_on_torch_xla
 @pytest.mark.parametrize(
     "case",
     [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES],

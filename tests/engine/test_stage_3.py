@@ -164,7 +164,6 @@ def recorded_runs(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
     return dict(zip(names, run([case_of(name) for name in names], devices=2), strict=True))
 
 
-@pytest.mark.slow_on_torch_xla
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=outside(FOLLOWED, name)) for name in RECORDED]
 )
@@ -239,7 +238,6 @@ class Widened(Tied):
         return F.cross_entropy(logits.flatten(0, 1), x.roll(-1, 1).flatten())
 
 
-@pytest.mark.slow_on_torch_xla
 def test_a_cast_to_wider_numbers_comes_after_the_gather() -> None:
     torch.manual_seed(0)
     engine = engines.start(Widened(), zero_optimization=ALL, bf16={"enabled": True})
@@ -271,7 +269,6 @@ def temporary_bytes(blocks: int) -> int:
     return peak_temporary_bytes(texts[0])
 
 
-@pytest.mark.slow_on_torch_xla
 def test_what_is_gathered_does_not_add_up_over_the_depth() -> None:
     few, many = temporary_bytes(3), temporary_bytes(9)
     # A block's two weights are 2 MiB whole, and a quarter of one as shards of gradients. What six
@@ -290,7 +287,6 @@ def test_the_program_of_a_step_that_is_not_captured_stays_the_same() -> None:
     assert [c.kind for c in known if c.kind.endswith("boundary")] == ["boundary"]
 
 
-@pytest.mark.slow_on_torch_xla
 def test_explain_counts_shards_of_parameters_and_finds_nothing() -> None:
     config = {
         "train_micro_batch_size_per_gpu": 1,
@@ -307,7 +303,6 @@ def test_explain_counts_shards_of_parameters_and_finds_nothing() -> None:
 # -- checkpoints -----------------------------------------------------------------------------
 
 
-@pytest.mark.slow_on_torch_xla
 @pytest.mark.parametrize(
     ("saved", "loaded"), [pytest.param(3, 3, marks=pytest.mark.slow), (2, 3), (3, 2)]
 )

@@ -89,7 +89,6 @@ def test_a_model_is_saved_whole_whatever_the_config_says(
 # -- contexts --------------------------------------------------------------------------------
 
 
-@pytest.mark.slow_on_torch_xla
 @pytest.mark.parametrize(
     ("write", "precision"),
     [(lambda w: w.data.fill_(0.5), BF16), (lambda w: nn.init.constant_(w, 0.5), {})],
@@ -234,7 +233,6 @@ def test_a_parameter_that_is_given_a_view_of_a_buffer_is_the_buffers_part() -> N
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
-@pytest.mark.slow_on_torch_xla
 @pytest.mark.parametrize(
     ("trained", "call"),
     product_rows(

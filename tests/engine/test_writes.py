@@ -189,7 +189,6 @@ class FromBefore(nn.Module):
         return y.square().mean() + torch.stack([tensor for _, tensor in self.own]).mean()
 
 
-@pytest.mark.slow_on_torch_xla
 @pytest.mark.parametrize("read", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_global_forward_writes_once_by_a_reference_from_before(read: bool) -> None:
     torch.manual_seed(0)

@@ -135,7 +135,6 @@ def test_text_answers_the_four_questions_in_order(explanation: Explanation) -> N
     assert "color-scheme: light dark" in page
 
 
-@pytest.mark.slow_on_torch_xla
 def test_a_leak_is_a_problem_and_an_activation_with_its_name() -> None:
     # More rows, as below.
     cfg = audited_config(**GLOBAL, train_micro_batch_size_per_gpu=2)
@@ -160,7 +159,6 @@ def test_a_sound_step_is_audited_over_three_steps_and_has_no_problem(
     assert "nothing found" in str(explanation)
 
 
-@pytest.mark.slow_on_torch_xla
 def test_a_recompilation_and_a_host_read_are_found_in_the_steps_that_explain_trains() -> None:
     # More rows: other programs than those that the audit's own tests left in the cache.
     rows, cfg = torch.cat(batches(2)), audited_config()

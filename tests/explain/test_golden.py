@@ -23,27 +23,17 @@ from tests.explain.golden import (
 from tests.support.selected import selected
 
 (K8,) = (case for case in CASES if case.micro_batches == 8)
-# A model of one stage for one chip, which `make test` compiles.
-QUICK = Case("gpt", 2, "bf16", 8, AT_ONCE[:1])
+pytestmark = pytest.mark.slow
 WHERE_IT_SCATTERS = [
-    pytest.param(QUICK, *QUICK.tpu, id="quick"),
-    *(
-        pytest.param(case, target, id=f"{case.name} {target}", marks=pytest.mark.slow)
-        for case in CASES
-        for target in SCATTERING
-        # There it sums most of ResNet's convolutions whole, as is recorded.
-        if case.stage > 0 and target in case.tpu and (case.model, target) != ("resnet", "v5p:2x2x2")
-    ),
+    pytest.param(case, target, id=f"{case.name} {target}")
+    for case in CASES
+    for target in SCATTERING
+    # There it sums most of ResNet's convolutions whole, as is recorded.
+    if case.stage > 0 and target in case.tpu and (case.model, target) != ("resnet", "v5p:2x2x2")
 ]
 # 6,912 elements: libtpu adds them to the one sum of all vectors.
 TOO_SMALL = {"resnet": ["stem.weight"]}
-EACH = pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(QUICK, id="quick"),
-        *(pytest.param(case, id=case.name, marks=pytest.mark.slow) for case in CASES),
-    ],
-)
+EACH = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 SHARDED_AND_SCATTERED = pytest.mark.parametrize(("case", "target"), WHERE_IT_SCATTERS)
 
 

@@ -55,7 +55,9 @@ def test_the_tpus_compiler_sums_all_small_tensors_at_once(program: TracedProgram
     assert vectors_of_sums(made.hlo) == [SMALL]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str
+)
 def test_no_gradient_is_divided_by_one_on_a_tpu(mesh: object, dtype: torch.dtype) -> None:
     engine = engine_of(Sound(), config(bf16={"enabled": dtype == torch.bfloat16}))
     (program,) = trace_step(engine, batches(1, dtype)[0])

@@ -48,6 +48,7 @@ def without_jax(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_explain_works_on_the_cpu_and_says_what_a_tpu_needs(without_jax: Path) -> None:
     done = subprocess.run(
         # -S: site-packages itself is not searched.

@@ -32,6 +32,7 @@ def beside(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"}
 
 
+@pytest.mark.slow
 def test_torch_alone_loads_it(beside: dict[str, str]) -> None:
     assert LOADED in run_python("-c", "import torch", **beside)
 
@@ -41,6 +42,7 @@ def test_spmdzero_first_keeps_it_out(beside: dict[str, str]) -> None:
     assert run_python("-c", script, **beside).split() == ["False"]
 
 
+@pytest.mark.slow
 def test_who_asks_for_it_gets_it(beside: dict[str, str]) -> None:
     assert LOADED in run_python("-c", "import spmdzero, torch", **{VARIABLE: "1"}, **beside)
 
@@ -83,6 +85,7 @@ except SpmdZeroUsageError as error:
 """
 
 
+@pytest.mark.slow
 def test_clients_that_would_take_it_are_refused(beside: dict[str, str]) -> None:
     said = run_python("-c", CLIENTS, **beside)
     assert "refused: torch_tpu is loaded" in said

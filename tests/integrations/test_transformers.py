@@ -72,7 +72,6 @@ def same_run(ours: dict[str, Any], plain: dict[str, Any], *also: str) -> None:
         same(ours[key], plain[key], name=key)
 
 
-@pytest.mark.slow_on_torch_xla
 def test_a_trainer_trains_evaluates_and_saves_as_on_the_cpu(tmp_path: Path) -> None:
     # In the same processes: imports take longer than either.
     names = ("main", "dpo_short")

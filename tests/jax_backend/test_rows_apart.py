@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import spmdzero
 from spmdzero.backend.jax import _graph_function
 from tests.jax_backend.for_tpus import cycles_on_v5e, step_for_tpus
 from tests.support.engines import assert_trained_as, start
@@ -95,3 +96,33 @@ def test_the_tpus_compiler_needs_fewer_cycles(monkeypatch: pytest.MonkeyPatch) -
     ours = cycles()
     monkeypatch.setattr(_graph_function, "is_for_tpu", lambda: False)
     assert ours < 0.95 * cycles()
+
+
+class Words(nn.Module):
+    """The loss of a language model of one layer, of rows and labels `[rows, length]`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.layer = nn.Embedding(1024, 256), nn.Linear(256, 256)
+        self.head = nn.Linear(256, 1024)
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        logits = self.head(self.layer(self.token(ids))).float()
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is an extra")
+def test_stage_3_compiles_with_the_flags_of_a_set() -> None:
+    """libtpu 0.0.21 ends its process where labels have two dims."""
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "optimizer": {"type": "AdamW"},
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
+        "spmd": {"xla_flags": "auto"},
+    }
+    with torch.device("meta"):
+        model, ids = Words(), torch.zeros(2 * DEVICES, 512, dtype=torch.long)
+    found = spmdzero.explain(model, config, (ids, ids), tpu=["v5e:2x4"], stages=())
+    assert found.moves_on("v5e:2x4").activations == ()
+    assert found.time_on("v5e:2x4").exposed < found.time_on("v5e:2x4").wire

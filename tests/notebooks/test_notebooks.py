@@ -46,7 +46,6 @@ def shown(cell: nbformat.NotebookNode) -> list[str]:
     return found
 
 
-@pytest.mark.slow_on_torch_xla
 @pytest.mark.parametrize(
     "path",
     [pytest.param(path, id=path.stem, marks=outside(PATHS[:1], path)) for path in PATHS],

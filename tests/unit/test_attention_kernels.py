@@ -169,7 +169,6 @@ def _written(x: torch.Tensor, times: int) -> torch.Tensor:
     return x.repeat_interleave(times, dim=1).mul_(2)
 
 
-@pytest.mark.slow_on_torch_xla
 @pytest.mark.parametrize(
     ("repeat", "is_seen"), [(_by_expand, True), (_interleaved, True), (_written, False)]
 )

@@ -70,7 +70,9 @@ def forms(monkeypatch: pytest.MonkeyPatch) -> list[Form]:
     return found
 
 
-@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize(
+    "padded", [pytest.param(False, marks=pytest.mark.slow), True], ids=["whole", "padded"]
+)
 @pytest.mark.parametrize(
     "family",
     [

@@ -164,7 +164,6 @@ def rounding(dtype: torch.dtype) -> float:
     return 4 * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
 
 
-@pytest.mark.slow_on_torch_xla
 @pytest.mark.parametrize(
     ("dtypes", "least"),
     [

@@ -112,6 +112,7 @@ def test_on_cpu_a_set_is_logged_once_and_changes_nothing(
     assert flags.in_force() == {}
 
 
+@pytest.mark.slow
 def test_for_a_tpu_that_has_not_started_the_set_joins_what_the_caller_gave() -> None:
     code = (
         "import os\n"

@@ -29,6 +29,7 @@ def test_spmd_after_the_first_device_access_is_an_error_that_says_what_to_call()
     assert "spmdzero.init_distributed()" in printed
 
 
+@pytest.mark.slow
 def test_another_version_of_torch_xla_is_refused_with_the_one_to_install() -> None:
     printed = run_python(
         "-c",

@@ -175,9 +175,13 @@ class MergedDims:
         heads = before[0] > 1 and len(before) == 4 and made.shape[1:] == before[2:]
         if self._rows or heads:
             apart = known[slot.number].reshape(*before[:2], *made.shape[1:])
-            # Labels: what is computed of logits meets each device's own.
-            own = self._rows and jnp.issubdtype(apart.dtype, jnp.integer)
-            self._apart[made.number] = own_positions(apart) if own else apart
+            if self._rows and jnp.issubdtype(apart.dtype, jnp.integer):
+                # Labels: what is computed of logits meets each device's own. If all have all, they
+                # stay merged: libtpu 0.0.21 aborts on labels apart, with the flags of a set.
+                whole, apart = apart, own_positions(apart)
+                if apart is whole:
+                    return False
+            self._apart[made.number] = apart
         return False
 
     def _turns(self, slot: Slot, made: Slot) -> None:
