@@ -20,7 +20,7 @@ help:
 	@echo "make demo    train a GPT on 8 virtual devices, under 5 minutes (DEMO_ARGS=\"--size tiny\": about 1)"
 	@echo "make test    lint, types, tests"
 	@echo "make test-all    those, and what takes long: all models, configs and topologies, some hours"
-	@echo "make test-processors    the tests of make test as on processors with other instructions, twice 25 minutes"
+	@echo "make test-processors    the tests of make test as on processors with other instructions, twice as long"
 	@echo "make test-first-hour    fresh environments (JAX, torch_xla, notebooks): what README and the first pages have a reader run"
 	@echo "make test-pythons    the same of the README with torch_xla on 3.10 and 3.13"
 	@echo "make test-newest    tests of JAX's backend with the newest Python, torch and JAX that are to be had"

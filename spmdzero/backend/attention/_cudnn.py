@@ -1,11 +1,13 @@
 """Attention on GPUs: cuDNN's, by the operations with which JAX calls it.
 
-`jax._src.cudnn.fused_attention_stablehlo`, tested with jax 0.11.2. Forward and backward are called
-directly, because torch's autograd calls them, not JAX's; and without JAX's rules of how they are
-divided, because a device of the replica region has rows and heads of its own.
+`jax._src.cudnn.fused_attention_stablehlo`, run with jax 0.11.2 and lowered with jax 0.12.0.1, which
+adds a function of the scores. Forward and backward are called directly, because torch's autograd
+calls them, not JAX's; and without JAX's rules of how they are divided, because a device of the
+replica region has rows and heads of its own.
 """
 
 import functools
+from collections.abc import Collection
 from typing import Any
 
 from jax import numpy as jnp
@@ -23,18 +25,28 @@ _OPTIONS = (
     "scale", "seed", "dropout_rate", "variadic_args", "mask_type", "layout",
     "sliding_window_length",
 )  # fmt: skip
-_FORWARD = (*_GIVEN, *_OPTIONS, "is_training")
-_BACKWARD = (*_GIVEN, "activation", "fwd_output", "grad_output", *_OPTIONS)
+_OF_BACKWARD = ("activation", "fwd_output", "grad_output")
+# No function of the scores, of no arguments.
+_SCORES = {"score_mod_args": (), "score_mod": None}
+
+
+def _known(args: Collection[str], options: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """By name of a function its parameters, with those of a function of the scores."""
+    return {
+        "_dot_product_attention_fwd_impl": (*_GIVEN, *args, *_OPTIONS, *options, "is_training"),
+        "_dot_product_attention_bwd_impl": (*_GIVEN, *_OF_BACKWARD, *args, *_OPTIONS, *options),
+    }
+
+
+@functools.cache
+def _has_scores() -> bool:
+    return are_as_known(cudnn, _known(["score_mod_args"], ["score_mod"]))
 
 
 @functools.cache
 def is_as_known() -> bool:
     """Whether the private functions of the installed JAX have the parameters that were tested."""
-    known = {
-        "_dot_product_attention_fwd_impl": _FORWARD,
-        "_dot_product_attention_bwd_impl": _BACKWARD,
-    }
-    return are_as_known(cudnn, known)
+    return _has_scores() or are_as_known(cudnn, _known([], []))
 
 
 def _options(form: Form) -> dict[str, Any]:
@@ -46,6 +58,7 @@ def _options(form: Form) -> dict[str, Any]:
         "mask_type": cudnn.MaskType.CAUSAL if form.causal else cudnn.MaskType.NO_MASK,
         "layout": cudnn.AttentionLayout.BNTH.value,
         "sliding_window_length": form.window,
+        **(_SCORES if _has_scores() else {}),
     }
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from spmdzero.backend import _autocast_lists
 from spmdzero.backend._device_index import take_over
+from spmdzero.backend.forms._modes import DispatchMode
 from spmdzero.backend.forms._ranges import require_step
 from spmdzero.backend.jax._dispatch import dispatched
 from spmdzero.backend.jax._python import answer_alike
@@ -54,7 +54,7 @@ def register() -> None:
             library.impl(name.removesuffix(".default"), functools.partial(_make, func), "XLA")
 
 
-class OwnFactories(TorchDispatchMode):
+class OwnFactories(DispatchMode):
     """Puts tensors that torch's C++ code makes for its own use on the devices.
 
     C++ copies the options of one of its arguments, whose device it takes for the CPU. Calls from

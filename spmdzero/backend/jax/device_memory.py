@@ -1,6 +1,7 @@
 """The devices' memory, as JAX knows it: see `spmdzero.backend.DeviceMemory`."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import torch
@@ -28,4 +29,15 @@ def of_program(tensors: Sequence[torch.Tensor]) -> tuple[int, int]:
     # The peak has inputs and outputs that rest in the host's memory.
     on_host = stats.host_argument_size_in_bytes
     on_host += stats.host_output_size_in_bytes - stats.host_alias_size_in_bytes
-    return stats.argument_size_in_bytes, stats.peak_memory_in_bytes - on_host
+    return stats.argument_size_in_bytes, peak_of(stats) - on_host
+
+
+def peak_of(stats: Any) -> int:
+    """The most bytes that are in use at once, of what XLA says of a compiled program's memory.
+
+    For CPUs jax 0.12 counts inputs and outputs in the peak, and no temporary values.
+    """
+    values = stats.argument_size_in_bytes + stats.temp_size_in_bytes
+    if jax.default_backend() != "cpu" or stats.peak_memory_in_bytes >= values:
+        return stats.peak_memory_in_bytes
+    return values + stats.output_size_in_bytes - stats.alias_size_in_bytes

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch._C import _autograd as _C
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from spmdzero.backend.forms._modes import DispatchMode
 from spmdzero.backend.replica._products import PRODUCTS
 
 # All other operations are cheap beside these: elementwise, or a sum over a row. XLA would compute
@@ -15,7 +15,7 @@ from spmdzero.backend.replica._products import PRODUCTS
 ANCHORS = PRODUCTS
 
 
-class Anchors(TorchDispatchMode):
+class Anchors(DispatchMode):
     """Passes each anchor's value to `keep`, and puts its result in the value's place.
 
     Args:

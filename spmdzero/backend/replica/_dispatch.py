@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from spmdzero._user_line import user_line
 from spmdzero.backend._current import arrays, runtime
 from spmdzero.backend._interrupts import held
+from spmdzero.backend.forms._modes import DispatchMode
 from spmdzero.backend.replica._around import Quirks
 from spmdzero.backend.replica._gathered import GatheredAtUse
 from spmdzero.backend.replica._random import (
@@ -35,7 +35,7 @@ _INDEXED = {_aten.index.Tensor, *_PUTS}
 _entered: list["RegionDispatch"] = []
 
 
-class RegionDispatch(TorchDispatchMode):
+class RegionDispatch(DispatchMode):
     """A dispatch mode for the traced forward, and for the recomputation in its backward.
 
     Args:

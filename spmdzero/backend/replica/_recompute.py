@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from spmdzero._logging import log_once
 from spmdzero.backend._current import arrays, current, host_memory
+from spmdzero.backend.forms._modes import DispatchMode
 from spmdzero.backend.forms._order import after
 from spmdzero.backend.forms._tree import map_tensors
 from spmdzero.backend.replica._anchors import Anchors
@@ -41,7 +42,7 @@ class _Fetch(torch.autograd.Function):
         return grads[0], None
 
 
-class _Kept(TorchDispatchMode):
+class _Kept(DispatchMode):
     """Keeps the results of products and attention kernels, and returns them again in later runs.
 
     Each run enters it once; a graph that is kept has a run in each backward pass. torch's own
