@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from spmdzero._dispatch_mode import DispatchMode
 from spmdzero._user_line import called_by_library, user_line
 from spmdzero.audit._report import Finding
 from spmdzero.backend import counters, current
@@ -38,7 +38,7 @@ class _Calls(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
 
 
-class HostWatch(TorchDispatchMode):
+class HostWatch(DispatchMode):
     """Watches each operation's effect on the backend's counters, and notes the calling line.
 
     Args:

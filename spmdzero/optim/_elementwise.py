@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from spmdzero._dispatch_mode import DispatchMode
 from spmdzero.config import REFUSED_OPTIMIZERS
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.optim._attributes import attributes_of
@@ -234,7 +234,7 @@ class _HostReadError(RuntimeError):
     """The class asked for a value on the device."""
 
 
-class _NoHostReads(TorchDispatchMode):
+class _NoHostReads(DispatchMode):
     """Refuses operations that wait for the device: `item`, `bool`, sizes that depend on values."""
 
     _READS = (

@@ -283,6 +283,8 @@ TRANSFORMS: dict[str, Callable[..., Any]] = {
 }
 
 
+# As torch 2.14 warns itself where the first dual number is made.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_an_engine_inside_of_torch_func_says_what_to_do(name: str) -> None:
     engine = start(Critic(), train_micro_batch_size_per_gpu=2)

@@ -22,8 +22,8 @@ from tests.explain.golden import (
 )
 from tests.support.selected import selected
 
-(K8,) = (case for case in CASES if case.micro_batches == 8)
 pytestmark = pytest.mark.slow
+(K8,) = (case for case in CASES if case.micro_batches == 8)
 WHERE_IT_SCATTERS = [
     pytest.param(case, target, id=f"{case.name} {target}")
     for case in CASES

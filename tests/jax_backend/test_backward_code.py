@@ -126,6 +126,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 # torch scripts its decompositions when the first dual number is made, and warns itself of doing so.
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_torch_func_computes_what_it_does_on_the_cpu(mesh: Mesh, name: str) -> None:
     found = FUNCTIONS[name](WIDE.to("xla"))

@@ -12,6 +12,7 @@ import spmdzero
 from spmdzero.backend import runtime
 from spmdzero.backend.jax._lowering import lowered
 from spmdzero.backend.jax._options import of_devices
+from spmdzero.backend.jax.device_memory import peak_of
 from spmdzero.engine import StepGraph
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from tests.engine.test_recompute import ROWS, WIDTH, Stack
@@ -29,12 +30,7 @@ needs_libtpu = pytest.mark.skipif(
 def jaxs_peak(graph: StepGraph) -> int:
     """What XLA says that a step's program needs of a device, its inputs included."""
     program = lowered(list(graph.outputs.values())).compile(compiler_options=of_devices())
-    stats = program.memory_analysis()
-    inputs, temporary = stats.argument_size_in_bytes, stats.temp_size_in_bytes
-    if stats.peak_memory_in_bytes >= inputs + temporary:
-        return stats.peak_memory_in_bytes
-    # That of jax 0.12 leaves out what is temporary.
-    return inputs + temporary + stats.output_size_in_bytes - stats.alias_size_in_bytes
+    return peak_of(program.memory_analysis())
 
 
 def train(recompute: Any, *, calls: bool = False) -> tuple[list[float], list[int]]:

@@ -25,28 +25,34 @@ _OPTIONS = (
     "scale", "seed", "dropout_rate", "variadic_args", "mask_type", "layout",
     "sliding_window_length",
 )  # fmt: skip
-_OF_BACKWARD = ("activation", "fwd_output", "grad_output")
-# No function of the scores, of no arguments.
+# No function of the scores, of no arguments: before jax 0.12 it is no parameter.
 _SCORES = {"score_mod_args": (), "score_mod": None}
+_FORWARD = (*_GIVEN, "score_mod_args", *_OPTIONS, "score_mod", "is_training")
+_BACKWARD = (
+    *_GIVEN, "activation", "fwd_output", "grad_output", "score_mod_args", *_OPTIONS, "score_mod",
+)  # fmt: skip
 
 
-def _known(args: Collection[str], options: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """By name of a function its parameters, with those of a function of the scores."""
-    return {
-        "_dot_product_attention_fwd_impl": (*_GIVEN, *args, *_OPTIONS, *options, "is_training"),
-        "_dot_product_attention_bwd_impl": (*_GIVEN, *_OF_BACKWARD, *args, *_OPTIONS, *options),
+def _are_known(*, without: Collection[str] = ()) -> bool:
+    known = {
+        "_dot_product_attention_fwd_impl": _FORWARD,
+        "_dot_product_attention_bwd_impl": _BACKWARD,
     }
+    return are_as_known(
+        cudnn,
+        {name: tuple(p for p in given if p not in without) for name, given in known.items()},
+    )
 
 
 @functools.cache
 def _has_scores() -> bool:
-    return are_as_known(cudnn, _known(["score_mod_args"], ["score_mod"]))
+    return _are_known()
 
 
 @functools.cache
 def is_as_known() -> bool:
     """Whether the private functions of the installed JAX have the parameters that were tested."""
-    return _has_scores() or are_as_known(cudnn, _known([], []))
+    return _has_scores() or _are_known(without=_SCORES)
 
 
 def _options(form: Form) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from spmdzero._dispatch_mode import DispatchMode
 from spmdzero.backend import _autocast_lists
 from spmdzero.backend._device_index import take_over
-from spmdzero.backend.forms._modes import DispatchMode
 from spmdzero.backend.forms._ranges import require_step
 from spmdzero.backend.jax._dispatch import dispatched
 from spmdzero.backend.jax._python import answer_alike

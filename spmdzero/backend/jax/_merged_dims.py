@@ -19,7 +19,7 @@ from spmdzero.backend.forms._tree import mapped
 from spmdzero.backend.jax._graph import Slot, Step
 from spmdzero.backend.jax._lowered import lowered
 from spmdzero.backend.jax._numbers import as_taken
-from spmdzero.backend.jax._slice import own_positions
+from spmdzero.backend.jax._slice import own_positions, sharing_axes
 from spmdzero.backend.jax.ops import activations, comparison, jax_dtype, pointwise, unary
 from spmdzero.backend.jax.ops.matmul import product
 
@@ -176,11 +176,12 @@ class MergedDims:
         if self._rows or heads:
             apart = known[slot.number].reshape(*before[:2], *made.shape[1:])
             if self._rows and jnp.issubdtype(apart.dtype, jnp.integer):
-                # Labels: what is computed of logits meets each device's own. If all have all, they
-                # stay merged: libtpu 0.0.21 aborts on labels apart, with the flags of a set.
-                whole, apart = apart, own_positions(apart)
-                if apart is whole:
+                # Labels. Where no axis divides positions they stay merged: libtpu 0.0.21 aborts on
+                # labels apart, with the flags of a set.
+                if "sequence" not in sharing_axes():
                     return False
+                # What is computed of logits meets each device's own.
+                apart = own_positions(apart)
             self._apart[made.number] = apart
         return False
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch._C import _autograd as _C
 
-from spmdzero.backend.forms._modes import DispatchMode
+from spmdzero._dispatch_mode import DispatchMode
 from spmdzero.backend.replica._products import PRODUCTS
 
 # All other operations are cheap beside these: elementwise, or a sum over a row. XLA would compute

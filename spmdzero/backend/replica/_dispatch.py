@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from spmdzero._dispatch_mode import DispatchMode
 from spmdzero._user_line import user_line
 from spmdzero.backend._current import arrays, runtime
 from spmdzero.backend._interrupts import held
-from spmdzero.backend.forms._modes import DispatchMode
 from spmdzero.backend.replica._around import Quirks
 from spmdzero.backend.replica._gathered import GatheredAtUse
 from spmdzero.backend.replica._random import (

@@ -8,9 +8,9 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
+from spmdzero._dispatch_mode import DispatchMode
 from spmdzero._logging import log_once
 from spmdzero.backend._current import arrays, current, host_memory
-from spmdzero.backend.forms._modes import DispatchMode
 from spmdzero.backend.forms._order import after
 from spmdzero.backend.forms._tree import map_tensors
 from spmdzero.backend.replica._anchors import Anchors

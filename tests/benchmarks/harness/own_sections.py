@@ -63,7 +63,7 @@ def time_of_a_step(scale: Scale) -> Iterator[str]:
     """What the devices do during a step."""
     columns = []
     for model, steps in ((scale.middle, scale.steps), (scale.large, scale.large_steps)):
-        answer = launch_alone("time_of_a_step", devices=2, backend="jax", model=model, steps=steps)
+        answer = launch_alone("time_of_a_step", devices=2, model=model, steps=steps)
         step, busy = answer.pop("step"), answer.pop("busy")
         shown = {kind: [f"{ms:.0f}", f"{ms / step:.0%}"] for kind, ms in answer.items()}
         shown["the step"] = [f"{step:.0f}", ""]

@@ -44,11 +44,11 @@ def peers(model: str, candidates: str, steps: str, *, counts: Sequence[int] = (2
         size = sum(parameter.numel() for parameter in workloads[0].build_on_meta().parameters())
         yield (
             f"{size / 1e6:.1f} M parameters, {scale.rounds} rounds of {workloads[0].warm_up} + "
-            f"{workloads[0].steps} steps, fp32."
+            f"{workloads[0].steps} steps, fp32.\n"
         )
         for workload in workloads:
             runs = run_all(workload, getattr(scale, candidates), rounds=scale.rounds)
-            yield f"\n{workload.devices} devices or ranks:"
+            yield f"{workload.devices} devices or ranks:"
             yield from _table_of(runs)
 
     return section

@@ -1,4 +1,4 @@
-"""torch's dispatch modes, as the backends use them."""
+"""torch's dispatch modes, as spmdzero uses them."""
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class DispatchMode(TorchDispatchMode):
     """A mode whose calls don't import torch's compiler, which takes a second of each start.
 
-    From torch 2.14 on it wraps each mode for its compiler, which is imported at the first call.
+    From torch 2.14 on each mode's first call would import it, so that it leaves the mode out.
     """
 
     @classmethod
