@@ -131,10 +131,26 @@ def _vectors(ours, theirs):
     return [to_torch(our, their.dtype) for our, their in zip(ours, theirs, strict=True)]
 
 
+def _by_nearest(ours, theirs):
+    """Our values of each row, in the order of the nearest of torch's, each taken once."""
+    ordered = ours.clone()
+    if not ours.numel():
+        return ordered
+    flat = zip(*(x.reshape(-1, x.shape[-1]) for x in (ours, theirs, ordered)), strict=True)
+    for our, their, row in flat:
+        left = list(range(len(our)))
+        for place, value in enumerate(their):
+            nearest = min(left, key=lambda i: (our[i] - value).abs().item())
+            left.remove(nearest)
+            row[place] = our[nearest]
+    return ordered
+
+
 @_enters(CLAIMS, "linalg_eig")
 def _are_eigenvectors(func, args, kwargs, ours, theirs):
-    yield difference(ours[0], theirs[0])
     values, vectors = _vectors(ours, theirs)
+    # Nothing orders them: two builds of LAPACK find them in different orders.
+    yield apart(_by_nearest(values, theirs[0]), theirs[0])
     # Any phase is right. The length is 1, and no vector is there twice that torch has once.
     yield apart(args[0].to(vectors.dtype) @ vectors, vectors * values[..., None, :])
     yield apart(vectors.abs().square().sum(-2), torch.ones(values.shape))
@@ -177,3 +193,59 @@ def _are_its_factors(func, args, kwargs, ours, theirs):
     elif args[0].numel():
         # The orthogonal factor was not asked for.
         yield apart(_adjoint(r) @ r, _adjoint(args[0]) @ args[0])
+
+
+def _product_of(lu, pivots):
+    """The matrix that was factored, of an LU and its pivots."""
+    rows, lower, upper = torch.lu_unpack(lu, pivots)
+    return rows @ lower @ upper
+
+
+# With pivots no element of L is above 1. For complex numbers LAPACK compares |re| + |im|, which is
+# up to a root of 2 above their size.
+def _without_pivoting(lower):
+    most = 2**0.5 if lower.dtype.is_complex else 1.0
+    largest = lower.abs().max().item()
+    return f"an element of L is {largest}" if largest > most * (1 + 1e-5) else None
+
+
+def _factors_of_the_same(ours, theirs):
+    """What is wrong with an LU and its pivots, which needn't be those that torch chose.
+
+    Which of two elements of nearly one size becomes the pivot differs between builds of LAPACK. So
+    the claim is what defines them: both are factors of one matrix, and ours were made by pivoting.
+    """
+    lu, pivots = _vectors(ours, theirs)
+    if not lu.numel():
+        return
+    size = lu.shape[-2]
+    first = torch.arange(1, pivots.shape[-1] + 1)
+    if not bool(((pivots >= first) & (pivots <= size)).all()):
+        yield f"pivots {pivots} of {size} rows"
+        return
+    yield apart(_product_of(lu, pivots), _product_of(*theirs))
+    yield _without_pivoting(lu.tril(-1))
+
+
+@_enters(CLAIMS, "_linalg_solve_ex", "_linalg_det", "_linalg_slogdet", "linalg_lu_factor_ex")
+def _come_of_any_lu(func, args, kwargs, ours, theirs):
+    names = [result.name for result in func._schema.returns]
+    at = names.index("LU")
+    for i, (our, their) in enumerate(zip(ours, theirs, strict=True)):
+        if i not in (at, at + 1):
+            yield difference(our, their)
+    yield from _factors_of_the_same(ours[at : at + 2], theirs[at : at + 2])
+
+
+@_enters(CLAIMS, "linalg_lu")
+def _are_the_factors(func, args, kwargs, ours, theirs):
+    rows, lower, upper = _vectors(ours, theirs)
+    if not args[0].numel():
+        return
+    yield apart(rows @ lower @ upper, args[0])
+    yield _not_orthonormal(rows)
+    if not bool(((rows == 0) | (rows == 1)).all()):
+        yield "no permutation"
+    yield apart(upper, upper.triu())
+    yield apart(lower, lower.tril(-1) + torch.eye(*lower.shape[-2:], dtype=lower.dtype))
+    yield _without_pivoting(lower)
