@@ -51,7 +51,10 @@ def main() -> None:
     steps = args.steps or STEPS[args.size]
     config = json.loads(Path(args.deepspeed_config).read_text())
     config["optimizer"]["params"]["lr"] = LEARNING_RATES[args.size]
-    config["scheduler"]["params"] |= {"total_num_steps": steps, "warmup_num_steps": steps // 10}
+    config["scheduler"]["params"] |= {
+        "total_num_steps": steps,
+        "warmup_num_steps": max(steps // 10, 1),
+    }
 
     text = SourceText.read(vocabulary=size.vocabulary)
     torch.manual_seed(0)
@@ -97,7 +100,7 @@ def main() -> None:
 
     del engine, loader
     say("Memory per device at each ZeRO stage, as planned and as measured on live engines:")
-    Console().print(memory_table(plan, size=size, config=config))
+    Console().print(memory_table(size=size, config=config))
     say(f"The loss curve is in {picture}")
 
 
@@ -218,26 +221,27 @@ def draw(losses: list[float], picture: Path, *, title: str) -> None:
     figure.savefig(picture, dpi=120)
 
 
-def memory_table(plan: spmdzero.ShardingPlan, *, size: GPTConfig, config: dict) -> Table:
-    """Megabytes per device of each role at the stages 0, 1 and 2, planned beside measured."""
+def memory_table(*, size: GPTConfig, config: dict) -> Table:
+    """Megabytes per device of each role at the stages 0 to 3, planned beside measured."""
     reports = []
-    for stage, planned in enumerate(plan.compare().stages[:3]):
-        staged = config | {"zero_optimization": {"stage": stage}}
+    for stage in range(4):
+        # By default DeepSpeed keeps parameters of up to 100,000 elements whole, most of these.
+        zero = {"stage": stage, "stage3_param_persistence_threshold": 0}
+        staged = config | {"zero_optimization": zero}
         engine = spmdzero.initialize(model=GPT(size), config=staged)[0]
-        reports += [planned, spmdzero.measure(engine)]
+        reports += [engine.plan.memory(), spmdzero.measure(engine)]
         del engine
         gc.collect()  # before the next engine takes as much memory again
-    table = Table("MB per device", title="Between steps, without activations", box=box.SIMPLE_HEAD)
-    for stage in range(3):
-        table.add_column(f"stage {stage}\nplanned", justify="right")
-        table.add_column("\nmeasured", justify="right")
     # A gradient that is not accumulated lives only inside a step.
-    kept = [role for role, _ in plan.memory() if role != "gradient"]
-    for role in kept:
-        table.add_row(role, *(megabytes(report[role]) for report in reports))
-    totals = [sum(report[role] for role in kept) for report in reports]
-    table.add_section()
-    table.add_row("total", *map(megabytes, totals))
+    kept = [role for role, _ in reports[0] if role != "gradient"]
+    table = Table("stage", "", title="MB per device between steps", box=box.SIMPLE_HEAD)
+    for role in [*kept, "total"]:
+        table.add_column(role, justify="right")
+    for row, report in enumerate(reports):
+        stage, measured = divmod(row, 2)
+        sizes = [report[role] for role in kept]
+        start = ["", "measured"] if measured else [str(stage), "planned"]
+        table.add_row(*start, *map(megabytes, [*sizes, sum(sizes)]), end_section=bool(measured))
     return table
 
 
