@@ -122,14 +122,13 @@ test-first-hour: first-hour-jax first-hour-xla first-hour-notebooks
 # extra tpu brings beside torch_xla.
 FIRST_HOUR := tests/docs/test_commands.py tests/docs/test_docs.py \
 	-k "README or quickstart or huggingface or hosts"
-CLIENT := transformers accelerate pytest
 
-first-hour-jax: WITH = '.[jax]' 'jax[tpu]' $(CLIENT)
+first-hour-jax: WITH = '.[jax,examples]' 'jax[tpu]' pytest
 first-hour-jax: newest-python
 	@$(call FRESH,$@,$(NEWEST),torch)
 	$(call INSTALLED_PYTEST,$@) $(FIRST_HOUR)
 
-first-hour-xla: WITH = '.[xla,tpu]' $(CLIENT)
+first-hour-xla: WITH = '.[xla,tpu,examples]' pytest
 first-hour-xla:
 	@$(call FRESH,$@,python3.11,torch==2.9.0)
 	$(call INSTALLED_PYTEST,$@) $(FIRST_HOUR)
@@ -203,7 +202,7 @@ clean:
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing spmdzero and what the demo draws with into .venv"
 	@echo "torch and torch_xla are most of it: 2 to 10 minutes by the connection, 7 GB on disk, once"
-	@$(PIP_INSTALL) -e '.[examples]'
+	@$(PIP_INSTALL) -e '.[examples,xla]'
 	@touch $@
 
 # Adds to what the demo installed.
