@@ -13,11 +13,12 @@ NEWEST ?= $(shell for python in $(NEWEST_PYTHONS); do \
 	$$there -c '' 2>/dev/null && echo $$there && exit; done; done)
 NEWEST_BIN := .venv-newest/bin
 
-.PHONY: help demo test test-all test-processors test-pythons test-first-hour first-hour-jax first-hour-xla first-hour-notebooks newest-python test-newest lint bench soak soak-hosts docs goldens notebooks clean bench-gpu
+.PHONY: help install demo test test-all test-processors test-pythons test-first-hour first-hour-jax first-hour-xla first-hour-notebooks newest-python test-newest lint bench soak soak-hosts docs goldens notebooks clean bench-gpu
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    train a GPT on 8 virtual devices, under 5 minutes (DEMO_ARGS=\"--size tiny\": about 1)"
+	@echo "make install    make .venv with all that the tests need, and run nothing"
 	@echo "make test    lint, types, tests"
 	@echo "make test-all    those, and what takes long: all models, configs and topologies, some hours"
 	@echo "make test-processors    the tests of make test as on processors with other instructions, twice as long"
@@ -33,6 +34,8 @@ help:
 	@echo "make soak    30 minutes of saving, kills and resuming on other device counts (SOAK_MINUTES=5)"
 	@echo "make soak-hosts    the same on changing numbers of hosts, one of which is killed or freezes"
 	@echo "make clean   remove the virtual environment and everything generated"
+
+install: .venv/installed
 
 demo: .venv/demo-installed
 	$(BIN)/python examples/train_gpt.py $(DEMO_ARGS)

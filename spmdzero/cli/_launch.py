@@ -37,7 +37,7 @@ def launch(
     ssh_port: Annotated[int | None, typer.Option("--ssh_port", help="of ssh")] = None,
     launcher_args: Annotated[str, typer.Option("--launcher_args", help="more words for ssh")] = "",
     restarts: Annotated[
-        int, typer.Option(min=0, help="start again so often after a failure that may pass")
+        int, typer.Option(min=0, help="how many times to start again after a failure that may pass")
     ] = 0,
     elastic: Annotated[
         bool, typer.Option("--elastic", help="start again without a host that is gone")

@@ -91,7 +91,7 @@ class Launching:
 
     def compiling(self, kind: str, *, new: bool = True) -> contextlib.AbstractContextManager[None]:
         """Surrounds the compilation of a program; explains a long silence if it is `new`."""
-        what = "the micro-batch before the step's last"
+        what = "a micro-batch that accumulates"
         if kind == "boundary":
             alone = self._training.batch.accumulation == 1
             what = "the step" if alone else "the step's last micro-batch"

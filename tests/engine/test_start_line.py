@@ -108,9 +108,9 @@ def test_a_long_compile_is_announced_and_timed_once_for_each_program(
         for _ in range(6):
             step(engine)
     assert lines[0] == (
-        "compiling the micro-batch before the step's last, once for each shape of its inputs ..."
+        "compiling a micro-batch that accumulates, once for each shape of its inputs ..."
     )
-    assert re.fullmatch(r"compiled the micro-batch before the step's last in \d+\.\d s", lines[1])
+    assert re.fullmatch(r"compiled a micro-batch that accumulates in \d+\.\d s", lines[1])
     assert "compiling the step's last micro-batch, once for each shape of its inputs ..." in lines
     assert not caplog.records
 
