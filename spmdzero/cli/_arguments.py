@@ -1,6 +1,7 @@
 """Makes models and batches from their descriptions on the command line."""
 
 import importlib
+import inspect
 import os
 import re
 import sys
@@ -38,6 +39,29 @@ def load_object(name: str) -> Callable[..., Any]:
     return found
 
 
+def made_by(name: str) -> Any:
+    """What the function named by ``module:function`` returns, called without arguments.
+
+    Raises:
+        SpmdZeroUsageError: as `load_object`, or it wants arguments.
+    """
+    function = load_object(name)
+    try:
+        wanted = inspect.signature(function).parameters.values()
+    except ValueError:  # C++ tells of no arguments.
+        wanted = []
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p.name for p in wanted if p.default is p.empty and p.kind not in kinds]
+    if needed:
+        module, _, called = name.partition(":")
+        raise SpmdZeroUsageError(
+            f"{name!r}: {called} wants arguments ({', '.join(needed)}), and is called without any. "
+            "Write a function without arguments that returns it, such as "
+            f"`def build(): return {called}({needed[0]}=...)` in {module}, and name {module}:build"
+        )
+    return function()
+
+
 def make_batch(described: Sequence[str]) -> Any:
     """A batch of one forward, made from shapes or by a function that returns it.
 
@@ -47,10 +71,11 @@ def make_batch(described: Sequence[str]) -> Any:
             are zeros, so that they are valid indices; other numbers are normal draws.
 
     Raises:
-        SpmdZeroUsageError: a description is neither a shape nor one function.
+        SpmdZeroUsageError: a description is neither a shape nor one function, or the function
+            wants arguments.
     """
     if len(described) == 1 and _SHAPE.fullmatch(described[0]) is None:
-        return load_object(described[0])()
+        return made_by(described[0])
     named: dict[str, torch.Tensor] = {}
     for index, text in enumerate(described):
         found = _SHAPE.fullmatch(text)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from spmdzero.backend import choose
-from spmdzero.cli._arguments import load_object, make_batch
+from spmdzero.cli._arguments import made_by, make_batch
 from spmdzero.cli._settings import changed
 from spmdzero.config import backend_of, read
 from spmdzero.errors import SpmdZeroError
@@ -33,7 +33,7 @@ def _explain(request: dict[str, Any]) -> Explanation:
         # Otherwise transformers imports torch_xla, and then JAX's backend doesn't start.
         refuse_other_backends()
     with torch.device("meta" if request["meta"] else "cpu"):
-        model = load_object(request["model"])()
+        model = made_by(request["model"])
     batch = make_batch(request["batch"])
     told = {name: request[name] for name in ("tpu", "stages", "host_rate")}
     return explain(model, config, batch, **told)

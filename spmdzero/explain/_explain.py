@@ -4,8 +4,10 @@ import copy
 import dataclasses
 import gc
 import inspect
+import logging
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -14,9 +16,11 @@ from torch import nn
 
 from spmdzero.audit import AuditReport, sorted_findings
 from spmdzero.backend import map_tensors, runtime
+from spmdzero.backend.replica._candidates import candidates
 from spmdzero.config import SpmdZeroConfig
 from spmdzero.engine import Engine, initialize
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.explain import _passes
 from spmdzero.explain._aot import require_tpu_compiler
 from spmdzero.explain._attention import attention_uses
 from spmdzero.explain._chips import Topology
@@ -39,6 +43,10 @@ from spmdzero.explain._without_data import (
 )
 from spmdzero.plan import Role, ShardingPlan
 
+logger = logging.getLogger("spmdzero")
+
+# From this many equal blocks on, compiling them one by one takes minutes, where a loop takes one.
+_MANY_BLOCKS = 8
 # Number of audited steps: changes between steps, such as a recompilation, show from the second on.
 _AUDITED_STEPS = 3
 
@@ -84,6 +92,8 @@ def explain(
     topologies = _topologies(tpu, host_rate)
     check_runs_here(model, named=bool(topologies))
     settings, picked = with_policy(settings, model, batch, topologies)
+    if topologies and settings.spmd.scan == "off" and _passes.is_first():
+        _name_the_loop(model)
     own, flags = settings.zero_optimization.stage, settings.spmd.xla_flags
     order = (own, *sorted(set(stages) - {own}))
     compiled: dict[int, list[Target]] = {}
@@ -186,6 +196,18 @@ def _topologies(names: Iterable[str], host_rate: float | None = None) -> list[To
     if topologies:
         require_tpu_compiler()
     return topologies
+
+
+def _name_the_loop(model: nn.Module) -> None:
+    """Logs what shortens the compilation of a model of many equal blocks."""
+    rows = Counter(candidate.series for candidate in candidates(model).values())
+    most = max(rows.values(), default=0)
+    if most >= _MANY_BLOCKS:
+        logger.info(
+            "explain: %d equal blocks are compiled one by one, which takes minutes for large ones. "
+            '"spmd": {"scan": "on"} compiles one, as the body of a loop: --set spmd.scan=on',
+            most,
+        )
 
 
 def _programs(settings: SpmdZeroConfig) -> int:

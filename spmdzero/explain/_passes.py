@@ -7,12 +7,15 @@ of the command writes the missing programs into a folder and ends with the statu
 process compiles them one at a time, and the next pass finds them.
 """
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 FOLDER = "SPMDZERO_COMPILED_PROGRAMS"
@@ -22,6 +25,8 @@ WAITING = 75
 # Largest number of passes: one for each stage and number of devices, and the last. Without a limit,
 # a program that differs each time would have no last pass.
 _MOST = 32
+# Seconds between two lines that say that a piece of work still goes on.
+_EVERY = 60.0
 
 
 def main(*command: str) -> int:
@@ -34,19 +39,43 @@ def main(*command: str) -> int:
                 return status
             for program in Path(folder).iterdir():
                 if not (program / "status").exists():
-                    start = time.monotonic()
-                    name = compile_one(program)
-                    taken = time.monotonic() - start
-                    print(f"explain: compiled for {name}, {taken:.1f} s", file=sys.stderr)
-    print("explain: each pass traces another program", file=sys.stderr)
+                    name = json.loads((program / "order").read_text())["name"]
+                    with told(f"compiling for {name}", _say):
+                        compile_one(program)
+    _say("explain: each pass traces another program")
     return 1
 
 
-def compile_one(program: Path) -> str:
-    """Runs the compiler by the file "order"; writes its status and stderr to the file "status".
+def is_first() -> bool:
+    """Whether this process is the first pass, or no pass at all: what it logs is new."""
+    folder = os.environ.get(FOLDER)
+    return folder is None or not any(Path(folder).iterdir())
 
-    Returns the name of the topology.
-    """
+
+@contextlib.contextmanager
+def told(work: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Says that a piece of work begins, each minute that it goes on, and how long it took."""
+    start, over = time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        while not over.wait(_EVERY):
+            say(f"explain: {work}, {time.monotonic() - start:.0f} s so far ...")
+
+    say(f"explain: {work} ...")
+    threading.Thread(target=tell, name="explain's progress", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+    say(f"explain: {work} took {time.monotonic() - start:.1f} s")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def compile_one(program: Path) -> None:
+    """Runs the compiler by the file "order"; writes its status and stderr to the file "status"."""
     order = json.loads((program / "order").read_text())
     try:
         done = subprocess.run(
@@ -57,7 +86,6 @@ def compile_one(program: Path) -> str:
     except subprocess.TimeoutExpired:
         found = {"status": None, "said": ""}
     (program / "status").write_text(json.dumps(found))
-    return order["name"]
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import random
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
@@ -20,6 +19,8 @@ from rich.progress import (  # noqa: E402
 )
 
 random.setstate(_before)
+
+from spmdzero.explain._passes import told  # noqa: E402
 
 logger = logging.getLogger("spmdzero")
 
@@ -39,10 +40,8 @@ def shown(total: int) -> Iterator[Step]:
         @contextlib.contextmanager
         def step(name: str) -> Iterator[None]:
             bar.update(task, description=name)
-            start = time.monotonic()
-            yield
+            with contextlib.nullcontext() if console.is_terminal else told(name, logger.info):
+                yield
             bar.advance(task)
-            if not console.is_terminal:
-                logger.info("explain: %s, %.1f s", name, time.monotonic() - start)
 
         yield step

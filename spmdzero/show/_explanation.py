@@ -37,7 +37,7 @@ def together(explanations: Sequence[Explanation], *, told: Sequence[tuple[str, s
     first = explanations[0]
     targets = ", ".join(v.target for e in explanations for v in e.verdicts)
     about = About("spmdzero explain", [*told, ("model", first.model), ("targets", targets)])
-    verdicts = [card for e in explanations for card in cards(e.verdicts, e.times, len(e.problems))]
+    verdicts = [card for e in explanations for card in cards(e)]
     config = Folded("The config", (Source(json.dumps(first.config, indent=2)),))
     answers = [part for explanation in explanations for part in _parts(explanation)]
     return Page((about, *verdicts, *answers, config), title=f"spmdzero explain: {targets}")

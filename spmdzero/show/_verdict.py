@@ -1,10 +1,10 @@
 """The card that tells whether a step fits: a sum, changes that would help, and a bar."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 
-from spmdzero.explain import CHIPS, StepTime, Verdict
+from spmdzero.explain import CHIPS, Explanation, StepTime, Verdict
 from spmdzero.plan import sized
 from spmdzero.show._bar import HUES, legend
 from spmdzero.show._time import rate
@@ -21,11 +21,15 @@ class Card:
     Attributes:
         verdict: the verdict for one target.
         time: the time of a step on that target, or None.
+        work: tokens or rows of a step on all devices, and which of the two.
+        devices: number of devices.
         problems: number of problems of the whole explanation.
     """
 
     verdict: Verdict
     time: StepTime | None
+    work: tuple[int, str]
+    devices: int
     problems: int
 
     def text(self) -> str:
@@ -100,6 +104,7 @@ class Card:
         if self.time is not None:
             figures += [
                 f"{_short(1e3 * self.time.seconds)} ms a step",
+                self._rate(self.time),
                 f"{100 * self.time.mfu:.1f} % of the chip's peak (MFU)",
             ]
         if self.verdict.on_host:
@@ -112,6 +117,12 @@ class Card:
         plural = "s" * (self.problems > 1)
         figures.append(f"{self.problems or 'no'} problem{plural}")
         return figures
+
+    def _rate(self, time: StepTime) -> str:
+        """The rate in words, such as ``12,800 tokens/s a device, 102,400 in all``."""
+        count, counted = self.work
+        in_all = count / time.seconds if time.seconds else 0.0
+        return f"{_short(in_all / self.devices)} {counted}s/s a device, {_short(in_all)} in all"
 
     @property
     def _took(self) -> str:
@@ -166,8 +177,15 @@ def _short(number: float) -> str:
     return f"{number:.3g}" if number >= 0.1 or not number else f"{number:.2f}"
 
 
-def cards(verdicts: Sequence[Verdict], times: Sequence[StepTime], problems: int) -> Iterator[Card]:
+def cards(explanation: Explanation) -> Iterator[Card]:
     """Yields a card for each verdict, with the time of its target."""
-    by_target = {time.target: time for time in times}
-    for verdict in verdicts:
-        yield Card(verdict=verdict, time=by_target.get(verdict.target), problems=problems)
+    by_target = {time.target: time for time in explanation.times}
+    work = (explanation.tokens * explanation.devices, explanation.counted)
+    for verdict in explanation.verdicts:
+        yield Card(
+            verdict=verdict,
+            time=by_target.get(verdict.target),
+            work=work,
+            devices=explanation.devices,
+            problems=len(explanation.problems),
+        )

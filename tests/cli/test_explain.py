@@ -11,7 +11,7 @@ import torch
 
 from spmdzero import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.backend import current
-from spmdzero.cli._arguments import load_object, make_batch
+from spmdzero.cli._arguments import load_object, made_by, make_batch
 from spmdzero.cli._explain_job import _start_again
 from spmdzero.explain import Explanation
 from tests.support.processes import environment
@@ -138,6 +138,13 @@ def test_what_is_no_batch_or_no_object_is_refused() -> None:
     for name in ("net", "net:", "no_such_module:f", "os:no_such_function"):
         with pytest.raises(SpmdZeroUsageError, match=r"write module|No module named|no function"):
             load_object(name)
+
+
+def test_a_model_that_wants_arguments_is_told_to_have_a_function_that_gives_them() -> None:
+    with pytest.raises(SpmdZeroUsageError, match=r"wants arguments \(in_features, out_features\)"):
+        made_by("torch.nn:Linear")
+    assert isinstance(made_by("torch.nn:ReLU"), torch.nn.ReLU)
+    assert made_by("collections:Counter") == {}
 
 
 @pytest.mark.slow

@@ -1,7 +1,9 @@
 """An explanation on the CPU, from the model to its tables."""
 
 import json
+import logging
 import re
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from torch import nn
 
 import spmdzero
 from spmdzero import Explanation, SpmdZeroUsageError
+from spmdzero.explain import _passes
+from spmdzero.explain._explain import _name_the_loop
 from spmdzero.plan import Role, sized
 from tests.audit.models import GLOBAL, GrowsByItself, MixesRows, ReadsValue, batches
 from tests.audit.models import config as audited_config
@@ -177,6 +181,25 @@ def test_an_engine_explains_its_own_stage_by_training_one_step() -> None:
     micro, boundary = explanation.moves_on("cpu:8").programs
     assert [c.role for c in micro.ledger.collectives] == ["output"]
     assert boundary.ledger.of_role("gradient")
+
+
+def test_many_equal_blocks_are_told_of_the_loop(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "spmdzero"):
+        _name_the_loop(nn.Sequential(*(nn.Linear(4, 4) for _ in range(7))))
+        assert not caplog.records
+        _name_the_loop(nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)), nn.Linear(4, 2)))
+    assert caplog.records[0].message.startswith("explain: 8 equal blocks are compiled one by one")
+
+
+def test_work_says_that_it_begins_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(_passes, "_EVERY", 0.001)
+    with _passes.told("compiling", said.append):
+        while len(said) < 2:
+            time.sleep(0.001)
+    assert said[0] == "explain: compiling ..."
+    assert re.fullmatch(r"explain: compiling, \d+ s so far \.\.\.", said[1])
+    assert re.fullmatch(r"explain: compiling took \d+\.\d s", said[-1])
 
 
 def test_a_topology_of_another_size_is_refused_with_the_command_that_takes_it() -> None:

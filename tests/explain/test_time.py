@@ -58,6 +58,8 @@ def test_a_steps_time_has_modules_of_forward_and_backward(explanation: Explanati
     assert kinds["kernels"] == kinds["attention"] == 0
     # A forward and two products of each layer's backward, [ROWS, WIDTH] x [WIDTH, WIDTH] a chip.
     assert time.flops == 2 * 3 * 2 * ROWS * WIDTH * WIDTH
+    rate = f"{ROWS / time.seconds:,.0f} rows/s a device, {8 * ROWS / time.seconds:,.0f} in all"
+    assert rate in str(explanation).splitlines()[0]
     products = [o for o in time.dearest if o.kind == "matmul"]
     assert {o.module for o in products} == {"layers.*"}
     assert 0 < time.exposed <= time.wire * (1 + 1e-9)
