@@ -87,7 +87,7 @@ class Audit:
             findings += program.findings(
                 dtypes=dtypes,
                 where=f"{kind} program",
-                communicate=engine.spmd_config.communication_data_type,
+                communicate=engine.spmd_config.reduction_data_type,
             )
             inputs = program.ledger.parameters
         findings += _live_tensors.replicated_states(engine)

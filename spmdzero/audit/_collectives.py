@@ -38,7 +38,9 @@ class ReadProgram:
     def __init__(
         self, hlo: str, *, outputs: Sequence[str] = (), tensor: int = 1, sequence: int = 1
     ) -> None:
-        self._module = parse(hlo)
+        self._module, self._key = parse(hlo), "communication_data_type"
+        if sequence > 1:
+            self._key = f"seq_parallel_{self._key}"
         self._pairs = list(
             read_collectives(self._module, outputs=outputs, tensor=tensor, sequence=sequence)
         )
@@ -86,7 +88,7 @@ class ReadProgram:
             and not _widened_by_the_compiler(self._module, instruction)
             and not (communicate is None and self._is_narrowed_again(place))
         ]
-        yield from _wide(wide, dtypes, where, communicate)
+        yield from _wide(wide, dtypes, where, communicate and (self._key, communicate))
 
     def _is_narrowed_again(self, place: int) -> bool:
         """Whether a sum's result is narrowed before any other use.
@@ -184,7 +186,10 @@ def _is_wide(c: Collective, dtypes: Mapping[str, str]) -> bool:
 
 
 def _wide(
-    wide: list[Collective], dtypes: Mapping[str, str], where: str, communicate: str | None
+    wide: list[Collective],
+    dtypes: Mapping[str, str],
+    where: str,
+    communicate: tuple[str, str] | None,
 ) -> Iterator[Finding]:
     for role, moved in _MOVED.items():
         members = [c for c in wide if c.role == role]
@@ -194,17 +199,22 @@ def _wide(
         name = covered(first.tensor, dtypes)
         assert name is not None
         narrow = _HLO_NAMES[dtypes[name]]
-        asked = role == "gradient" and communicate is not None
+        cause = (
+            f"{narrow} parameters' {moved} in {first.dtype}, which moves "
+            f"{_WIDTHS[first.dtype] // _WIDTHS[narrow]} times the bytes"
+        )
+        fix = "cast to the parameter's dtype before it crosses devices"
+        if role == "gradient" and communicate is not None:
+            key, dtype = communicate
+            cause += f': "{key}" is "{dtype}"'
+            # Without the key that is fp32 where devices share rows, as in DeepSpeed.
+            fix = f'leave "{key}" out' if key[0] == "c" else f'write "{key}": "{narrow}"'
         yield Finding(
             name="wide-dtype",
             severity="warning",
             subject=first_of({c.tensor for c in members}),
-            cause=f"{narrow} parameters' {moved} in {first.dtype}, which moves "
-            f"{_WIDTHS[first.dtype] // _WIDTHS[narrow]} times the bytes"
-            + (f': "communication_data_type" is "{communicate}"' if asked else ""),
-            fix='leave "communication_data_type" out'
-            if asked
-            else "cast to the parameter's dtype before it crosses devices",
+            cause=cause,
+            fix=fix,
             evidence=f"{where}: {len(members)} collectives, such as {first.kind} {first.dtype}"
             f"{list(first.shape)} of {first.tensor}; {sum(c.bytes for c in members):,} bytes "
             "per device",

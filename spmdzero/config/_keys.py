@@ -43,9 +43,6 @@ _REASONS = {
     "what backward recomputes is counted in the program": "flops_profiler: recompute_fwd_factor",
     "the compiler fuses the update": "optimizer: legacy_fusion",
     "DeepSpeed reads it for a PipelineModule, which spmdzero doesn't train": "pipeline",
-    "what devices of a sequence axis exchange keeps its own dtype": (
-        "seq_parallel_communication_data_type"
-    ),
     "no timer of its own: wall_clock_breakdown times each step": (
         "timers.throughput: enabled synchronized"
     ),
@@ -73,10 +70,6 @@ _REASONS = {
         "zero_optimization: overlap_comm"
     ),
     "the sharding plan decides the padding": "zero_optimization: parameter_alignment",
-    (
-        "the sharding plan decides which collective reduces; "
-        "false only permits prescaling at stage 2"
-    ): ("zero_optimization: reduce_scatter"),
     "it spreads copies of gradients to the host, of which none are": (
         "zero_optimization: round_robin_gradients"
     ),

@@ -6,15 +6,17 @@ from typing import Any
 
 from spmdzero.config._auto import resolve_auto
 from spmdzero.config._combinations import check_combinations
-from spmdzero.config._deprecated import modernise
+from spmdzero.config._contexts import without_effect_beside
+from spmdzero.config._deprecated import holder_of, modernise
 from spmdzero.config._errors import parse
 from spmdzero.config._ignored import ignore_unknown, known_names
+from spmdzero.config._keys import NO_MEANING
 from spmdzero.config._models import SECTIONS, SpmdZeroConfig
 from spmdzero.config._optimizers import optimizer_params
 from spmdzero.config._params import check_params
 from spmdzero.config._read import named_by, one_of, read
 from spmdzero.config._schedules import schedule_params
-from spmdzero.config._screen import keys_without_meaning, screen
+from spmdzero.config._screen import screen
 from spmdzero.config._values import check_values
 
 
@@ -38,7 +40,7 @@ def load_config(
     source, raw = copy.deepcopy(given), copy.deepcopy(given)
     modernise(raw)
     ignore_unknown(raw)
-    no_meaning = keys_without_meaning(raw)
+    modern = copy.deepcopy(raw)
     resolve_auto(raw)
     screen(raw)
     known = {at: known_names(at) for at in SECTIONS}
@@ -49,5 +51,9 @@ def load_config(
         check_params(schedule_params(scheduled.type), scheduled.params, at="scheduler.params")
     check_combinations(checked)
     checked._source = source
-    checked._no_meaning = no_meaning
+    checked._no_meaning = {
+        key: why
+        for key, why in (NO_MEANING | without_effect_beside(checked)).items()
+        if holder_of(modern, key)[0] is not None
+    }
     return checked

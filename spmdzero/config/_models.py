@@ -80,7 +80,9 @@ class SpmdZeroConfig(Section):
         gradient_predivide_factor: divisor of gradients before they are summed, if they aren't
             prescaled; the rest of the division follows the sum.
         gradient_allreduce_op: whether the gradient is the data-parallel mean or the sum.
-        communication_data_type: dtype of the collectives; None means the gradient's.
+        communication_data_type: dtype in which gradients are reduced; None means the parameters'.
+        seq_parallel_communication_data_type: the same where devices share rows; null means the
+            parameters' dtype.
         dataloader_drop_last: whether the loader drops the last incomplete batch.
         zero_allow_untested_optimizer: whether ZeRO accepts an optimizer that DeepSpeed hasn't
             tested with it.
@@ -93,8 +95,8 @@ class SpmdZeroConfig(Section):
         sequence_parallel_size: number of devices that share each row, the size of the mesh's axis
             ``sequence``; 0 and 1 turn it off.
         allgather_size, disable_allgather, disable_python_gc, pipeline,
-            seq_parallel_communication_data_type, use_data_before_expert_parallelism,
-            vocabulary_size, zero_force_ds_cpu_optimizer: see `NO_MEANING`.
+            use_data_before_expert_parallelism, vocabulary_size, zero_force_ds_cpu_optimizer: see
+            `NO_MEANING`.
     """
 
     train_batch_size: Count | None = None
@@ -107,6 +109,7 @@ class SpmdZeroConfig(Section):
     gradient_predivide_factor: Annotated[float, Field(gt=0)] = 1.0
     gradient_allreduce_op: Annotated[Literal["mean", "sum"], _LOWER] = "mean"
     communication_data_type: Dtype | None = None
+    seq_parallel_communication_data_type: Dtype | None = "fp32"
     zero_allow_untested_optimizer: bool = False
     dataloader_drop_last: bool = False
     data_parallel_size: Natural = 0
@@ -115,7 +118,6 @@ class SpmdZeroConfig(Section):
     disable_allgather: bool = False
     disable_python_gc: bool = False
     pipeline: dict[str, Any] | None = None
-    seq_parallel_communication_data_type: Dtype | None = "fp32"
     use_data_before_expert_parallelism: bool = False
     vocabulary_size: Natural | None = None
     zero_force_ds_cpu_optimizer: bool = True
@@ -143,7 +145,7 @@ class SpmdZeroConfig(Section):
     spmd: SpmdConfig = SpmdConfig()
 
     _source: dict[str, Any] = PrivateAttr(default_factory=dict)
-    _no_meaning: tuple[str, ...] = PrivateAttr(default=())
+    _no_meaning: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @property
     def mesh_axes(self) -> dict[str, int]:
@@ -160,13 +162,32 @@ class SpmdZeroConfig(Section):
         }
 
     @property
+    def shares_rows(self) -> bool:
+        """Whether devices share the rows of a replica, by the mesh's axis ``sequence``."""
+        return self.mesh_axes.get("sequence", 1) not in (0, 1)
+
+    @property
+    def reduction_data_type(self) -> str | None:
+        """The dtype in which gradients are reduced; None for the parameters'.
+
+        As in DeepSpeed (runtime/engine.py, `_configure_distributed_model`), where devices share
+        rows their own key replaces `communication_data_type`, even when neither is given.
+        """
+        if self.shares_rows:
+            return self.seq_parallel_communication_data_type
+        return self.communication_data_type
+
+    @property
     def source(self) -> dict[str, Any]:
         """The user's config as it was written, a copy that this object owns."""
         return self._source
 
     @property
-    def no_meaning(self) -> tuple[str, ...]:
-        """Dotted names of the keys in `source` that `NO_MEANING` lists."""
+    def no_meaning(self) -> dict[str, str]:
+        """Dotted names of the keys in `source` that have no effect -> why.
+
+        They are those of `NO_MEANING`, and keys that the config's other keys leave without effect.
+        """
         return self._no_meaning
 
 

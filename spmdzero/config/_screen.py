@@ -5,7 +5,7 @@ from typing import Any
 
 from spmdzero.config._deprecated import holder_of
 from spmdzero.config._errors import unknown_key
-from spmdzero.config._keys import NO_MEANING, REMOVED
+from spmdzero.config._keys import REMOVED
 from spmdzero.config._must_be_off import OFF_ONLY, OffSection
 from spmdzero.config._types import flag
 from spmdzero.errors import SpmdZeroConfigError
@@ -30,11 +30,6 @@ def screen(config: dict[str, Any]) -> None:
             _check_section(value, key=key, rule=rule)
         elif not _asks_nothing(value, off=rule.off):
             raise SpmdZeroConfigError(key=key, value=value, reason=rule.reason, fix=rule.fix)
-
-
-def keys_without_meaning(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The dotted names of the given keys that have no effect."""
-    return tuple(key for key in NO_MEANING if holder_of(config, key)[0] is not None)
 
 
 def off_names(section: str) -> set[str]:

@@ -66,6 +66,10 @@ class ZeroConfig(DeepSpeedSection):
             also the parameters.
         cpu_offload: an older spelling of ``"offload_optimizer": {"device": "cpu"}``.
         cpu_offload_param: an older spelling of ``"offload_param": {"device": "cpu"}``.
+        reduce_scatter: whether fp16 gradients are divided by the number of replicas before they are
+            summed, as by DeepSpeed's reduce-scatter; false divides the sum below stage 3, and
+            permits `prescale_gradients` and `gradient_predivide_factor` at stages 2 and 3. Which
+            collective sums is the plan's decision.
         stage3_param_persistence_threshold: at stage 3, parameters with at most this number of
             elements stay whole.
         stage3_model_persistence_threshold: largest number of elements that stay whole at stage 3,

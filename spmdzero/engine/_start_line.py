@@ -5,7 +5,7 @@ from importlib.metadata import version
 
 from spmdzero._logging import is_new, log_once
 from spmdzero.backend import current, local_replicas, runtime
-from spmdzero.config import NO_MEANING, BatchSizes, SpmdZeroConfig
+from spmdzero.config import BatchSizes, SpmdZeroConfig
 from spmdzero.plan import MeshSpec, Role, ShardingPlan, sized
 from spmdzero.precision import PrecisionPolicy, name_of
 
@@ -34,7 +34,7 @@ def say_start(
     if new:
         logger.info("config keys without effect here: %s (docs/config.md says why)", ", ".join(new))
         for key in new:
-            logger.debug("%s has no effect here: %s", key, NO_MEANING[key])
+            logger.debug("%s has no effect here: %s", key, settings.no_meaning[key])
 
 
 def say_offload(settings: SpmdZeroConfig, plan: ShardingPlan) -> None:

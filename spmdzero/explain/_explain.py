@@ -292,7 +292,7 @@ def _put_together(
 def _with_tpu_findings(
     audit: AuditReport, engine: Engine, targets: Sequence[Target]
 ) -> AuditReport:
-    communicate = engine.spmd_config.communication_data_type
+    communicate = engine.spmd_config.reduction_data_type
     dtypes = {tensor.name: tensor.dtype(Role.PARAMETER) for tensor in engine.plan}
     on_tpu = [target for target in targets if target.topology is not None]
     found = [f for t in on_tpu for f in t.findings(dtypes=dtypes, communicate=communicate)]

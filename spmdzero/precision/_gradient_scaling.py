@@ -44,4 +44,7 @@ class GradientScaling:
         if config.prescale_gradients or (zero.stage and zero.reduce_scatter):
             return cls(seed=replicas, before=1 / replicas)
         first = config.gradient_predivide_factor
+        if zero.stage == 3:
+            # It divides by both, and takes the factor back (stage3.py, `__avg_scatter_*_grads`).
+            return cls(seed=replicas, before=1 / first / replicas, after=first)
         return cls(seed=replicas, before=1 / first, after=first / replicas)

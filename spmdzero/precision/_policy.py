@@ -46,7 +46,8 @@ class PrecisionPolicy:
     def from_config(cls, config: SpmdZeroConfig) -> "PrecisionPolicy":
         """The policy for the config's dtype keys.
 
-        The keys are `fp16`, `bf16`, `torch_autocast`, `data_types` and `communication_data_type`.
+        The keys are `fp16`, `bf16`, `torch_autocast`, `data_types`, `communication_data_type` and
+        `seq_parallel_communication_data_type`.
         """
         parameter = torch.float32
         if config.fp16.enabled:
@@ -54,7 +55,7 @@ class PrecisionPolicy:
         elif config.bf16.enabled:
             parameter = torch.bfloat16
         accumulate = config.data_types.grad_accum_dtype
-        communicate = config.communication_data_type
+        communicate = config.reduction_data_type
         # DeepSpeed's BF16_Optimizer and ZeRO check the norm in every dtype; only bf16 can opt out,
         # and stage 0 in fp32 has neither (runtime/zero/stage_1_and_2.py, `step`).
         checked = config.bf16.check_grad_overflow if config.bf16.enabled else True

@@ -142,6 +142,7 @@ def compiled(table: Table, way: Way, length: int, layers: int) -> Found:
         "train_micro_batch_size_per_gpu": mine,
         "optimizer": {"type": "AdamW"},
         "bf16": {"enabled": True},
+        "seq_parallel_communication_data_type": "bf16",
         "zero_optimization": {"stage": table.stage},
         "spmd": way.saves | {"mesh": mesh},
     }

@@ -28,6 +28,7 @@ from tests.jax_backend.test_tensor_axis import (
     started,
     trained,
 )
+from tests.support.processes import run_python
 
 pytestmark = pytest.mark.usefixtures("without_clients")
 MESH = {"fsdp": 4, "sequence": 2}
@@ -152,6 +153,29 @@ def test_deepspeeds_key_asks_for_the_axis() -> None:
     assert dict(engine.mesh.spec.axes) == {"fsdp": 2, "sequence": 4}
     assert (engine.sequence_parallel_size, engine.dp_world_size) == (4, 2)
     assert engine.train_batch_size() == ROWS
+
+
+BF16 = """
+import torch
+import spmdzero
+from tests.jax_backend.test_sequence_axis import Projects
+
+torch.manual_seed(0)
+engine, *_ = spmdzero.initialize(model=Projects(), config={
+    "train_micro_batch_size_per_gpu": 1, "sequence_parallel_size": 2, "bf16": {"enabled": True},
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.5}}, "zero_optimization": {"stage": 2},
+})
+loss = engine(torch.randn(2, 8, 16, dtype=torch.bfloat16))
+engine.backward(loss)
+engine.step()
+print(engine.communication_data_type, engine.module.weight.float().std().item() > 0)
+"""
+
+
+def test_bf16_gradients_of_shared_rows_are_reduced_in_fp32() -> None:
+    # XLA's CPU compiler ends a process whose region sums bf16 beside an axis that it divides.
+    said = run_python("-c", BF16, devices=4, SPMDZERO_BACKEND="jax", USE_TORCH_XLA="false")
+    assert said.splitlines()[-1] == "torch.float32 True"
 
 
 def refusals() -> Iterator[tuple[dict[str, Any], str]]:

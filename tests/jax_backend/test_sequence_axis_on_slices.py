@@ -114,6 +114,28 @@ def test_a_block_sends_all_to_alls_around_kernels(tpu: str, sequence: int, numbe
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("asked", "wire"), [(None, "f32"), ("bf16", "bf16")])
+def test_gradients_are_summed_in_fp32_unless_bf16_is_asked_for(
+    asked: str | None, wire: str
+) -> None:
+    more = {"zero_optimization": {"stage": 2}}
+    if asked is not None:
+        more["seq_parallel_communication_data_type"] = asked
+    found = explained(4, json.dumps(more))
+    assert_rows_stay_divided(found)
+    (program,) = found.moves_on(TPU).programs
+    within, among = (
+        Counter(c.dtype for c in program.ledger.of_role(role) if c.kind == "reduce-scatter")
+        for role in ("sequence", "gradient")
+    )
+    # An embedding's is summed in fp32 on its way to its dtype.
+    assert within[wire] >= 7 * BLOCKS
+    assert {wire} == set(among)
+    fixes = [f.fix for f in found.audit.findings if f.name == "wide-dtype"]
+    assert fixes == ([] if asked else ['write "seq_parallel_communication_data_type": "bf16"'])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "inputs", "sequence", "more"),
     [

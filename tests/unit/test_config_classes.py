@@ -110,7 +110,7 @@ def test_a_refused_key_is_accepted_while_it_asks_for_nothing_and_says_why_otherw
         else:
             values = [*(rule.off if isinstance(rule.off, tuple) else (rule.off,)), None]
         for value in values:
-            assert load_config(nested(key, value)).no_meaning == ()
+            assert load_config(nested(key, value)).no_meaning == {}
         error = refused(nested(asked, 12345))
         assert (error.key, error.reason) == (asked, rule.reason)
         assert error.fix.endswith(".")

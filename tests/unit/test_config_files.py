@@ -70,7 +70,7 @@ def test_an_old_spelling_works_and_warns(caplog):
     config, text = warned(caplog, {"zero_optimization": {old: True}})
     assert config.zero_optimization.stage3_gather_16bit_weights_on_model_save
     assert f"'zero_optimization.{old}' is deprecated" in text
-    assert config.no_meaning == ("zero_optimization.stage3_gather_16bit_weights_on_model_save",)
+    assert [*config.no_meaning] == ["zero_optimization.stage3_gather_16bit_weights_on_model_save"]
     for key in ("cpu_offload", "cpu_offload_param", "cpu_offload_use_pin_memory"):
         _, text = warned(caplog, {"zero_optimization": {key: False}})
         assert f"'zero_optimization.{key}' is deprecated" in text

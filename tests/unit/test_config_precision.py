@@ -1,8 +1,10 @@
 """The precision sections, and what DeepSpeed refuses of keys that are each right alone."""
 
 import pytest
+import torch
 
 from spmdzero.config import load_config
+from spmdzero.precision import GradientScaling, PrecisionPolicy
 from tests.support.refusals import refused
 
 
@@ -76,3 +78,58 @@ def test_scaling_before_the_reduction_is_refused_where_deepspeed_refuses_it(scal
 def test_the_operation_and_the_log_level_are_read_in_any_case():
     config = load_config({"gradient_allreduce_op": "SUM", "log_level": "INFO"})
     assert (config.gradient_allreduce_op, config.log_level) == ("sum", "info")
+
+
+def communicated(**config):
+    return PrecisionPolicy.from_config(
+        load_config({"bf16": {"enabled": True}} | config)
+    ).communicate
+
+
+def test_devices_that_share_rows_reduce_gradients_in_a_dtype_of_their_own():
+    key = "seq_parallel_communication_data_type"
+    assert communicated() == communicated(**{key: "fp32"}) == torch.bfloat16
+    for shared in ({"sequence_parallel_size": 2}, {"spmd": {"mesh": {"fsdp": -1, "sequence": 2}}}):
+        assert communicated(**shared) == torch.float32
+        assert communicated(**shared, communication_data_type="fp16") == torch.float32
+        assert communicated(**shared, **{key: "fp16"}) == torch.float16
+        assert communicated(**shared, **{key: None}) == torch.bfloat16
+
+
+def without_effect(**config):
+    return list(load_config(config).no_meaning)
+
+
+def test_a_dtype_of_the_reduction_that_another_key_decides_is_said_to_have_no_effect():
+    shared = {"sequence_parallel_size": 2}
+    for key in ("communication_data_type", "seq_parallel_communication_data_type"):
+        own = {key: "fp32"}
+        idle = [key] if key[0] == "s" else []
+        assert (without_effect(**own), without_effect(**own, **shared)) == (
+            idle,
+            [] if idle else [key],
+        )
+
+
+def test_reduce_scatter_has_an_effect_where_it_orders_a_division_or_permits_one():
+    def idle(stage, **more):
+        zero = {"stage": stage, "reduce_scatter": False}
+        return "zero_optimization.reduce_scatter" in without_effect(zero_optimization=zero, **more)
+
+    fp16 = {"fp16": {"enabled": True}}
+    assert [idle(stage) for stage in range(4)] == [True] * 4
+    assert [idle(stage, **fp16) for stage in range(4)] == [True, False, False, True]
+    assert idle(2, **fp16, gradient_allreduce_op="sum")
+    assert not idle(2, prescale_gradients=True)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_fp16_gradients_are_divided_where_deepspeed_divides_them(stage):
+    def factors(**zero):
+        config = {"fp16": {"enabled": True}, "zero_optimization": {"stage": stage} | zero}
+        found = GradientScaling.from_config(load_config(config), replicas=8)
+        return found.before, found.after
+
+    assert factors() == (1 / 8, 1)
+    # Stage 3 divides first whatever the key says (zero/stage3.py, `__avg_scatter_*_grads`).
+    assert factors(reduce_scatter=False) == ((1 / 8, 1) if stage == 3 else (1, 1 / 8))

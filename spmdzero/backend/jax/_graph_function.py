@@ -217,7 +217,10 @@ def run_steps(graph: Graph, arrays: Sequence[Any], split: MergedDims | None = No
         split: as of `_run_region`.
     """
     known = {slot.number: array for slot, array in zip(graph.inputs, arrays, strict=True)}
-    for step in with_turned_halves(graph.steps):
+    steps = with_turned_halves(graph.steps)
+    if split:
+        split.begin(steps, {slot.number for slot in graph.outputs})
+    for step in steps:
         if not (split and split.computes(step, _slots(step), known)):
             _run(step, known)
     return [known[slot.number] for slot in graph.outputs]
@@ -272,6 +275,8 @@ def _run_region(
         for number, array in zip(others, arrays[len(enters) :], strict=True):
             entered = array[0] if by_device[number] else array
             known[number] = split.enter(outer[number], entered) if split else entered
+        if split:
+            split.begin(steps, needed)
         for step in steps:
             if step.op.key[0] == "enter":
                 (slot,) = _slots(step)

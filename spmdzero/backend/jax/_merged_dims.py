@@ -9,13 +9,15 @@ keeps sums in 32 bits between. So such values are computed with both dims, for a
 can.
 """
 
+from collections import Counter
 from collections.abc import Container, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import torch
 
-from spmdzero.backend.forms._tree import mapped
+from spmdzero.backend.forms._tree import found, mapped
 from spmdzero.backend.jax._graph import Slot, Step
 from spmdzero.backend.jax._lowered import lowered
 from spmdzero.backend.jax._numbers import as_taken
@@ -71,8 +73,31 @@ class MergedDims:
         self._turned: dict[int, Any] = {}
         # Number of a slot with a loop's stack `[times, ...]` -> its array with one dim more.
         self._stacks: dict[int, Any] = {}
+        # Numbers of slots of half precision that are read in fp32 alone.
+        self._widened = set[int]()
         self._kept, self._kept_turned = set[int](), set[int]()
         self._kept_stacks = set[int]()
+
+    def begin(self, steps: Sequence[Step], kept: Container[int]) -> None:
+        """Notes what a phase does with its values before it runs.
+
+        Args:
+            steps: its operations.
+            kept: numbers of the slots that are read after it.
+        """
+        readers = Counter(s.number for step in steps for s in found((step.args, step.kwargs), Slot))
+        self._widened = set()
+        for step in reversed(steps):
+            if step.op.key == "aten._to_copy.default":
+                widens = step.made[0].dtype == torch.float32
+            else:
+                same = step.op.key in (*_TURNS, *_RESHAPES, *_COPIES[:1])
+                widens = same and step.made[0].number in self._widened
+            if widens:
+                slots = found((step.args, step.kwargs), Slot)
+                self._widened |= {
+                    s.number for s in slots if readers[s.number] == 1 and s.number not in kept
+                }
 
     def leave(self, number: int, array: Any) -> Any:
         """The form in which a value of one phase is kept for later ones."""
@@ -198,7 +223,9 @@ class MergedDims:
         a, b = self._turned.get(first.number), self._apart.get(second.number)
         if a is None or b is None or a.shape[:2] != b.shape[:2]:
             return False
-        result = product(a, b, ((0, 1), (0, 1)))
+        # Devices that share rows add their parts up in the dtype in which gradients are reduced.
+        wide = "sequence" in sharing_axes() and made.number in self._widened
+        result = product(a, b, ((0, 1), (0, 1)), wide=wide)
         known[made.number] = result.astype(jax_dtype(made.dtype))
         return True
 

@@ -198,7 +198,7 @@ class ConfigGetters:
     @property
     def communication_data_type(self) -> torch.dtype:
         """The dtype of the gradient reduction: the config's, else the parameters'."""
-        named = self._settings.communication_data_type
+        named = self._settings.reduction_data_type
         return dtype_named(named) if named is not None else self.get_data_types()[0]
 
     def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:

@@ -37,24 +37,35 @@ def in_loop() -> Iterator[None]:
         _in_loop.reset(before)
 
 
-def product(a: Any, b: Any, contract: tuple[Any, Any], batch: tuple[Any, Any] = ((), ())) -> Any:
-    """`dot_general` of operands of one dtype, in the dtype in which torch's kernels compute."""
-    wide = jax_dtype(math_dtype(dtype_of(a)))
+def product(
+    a: Any,
+    b: Any,
+    contract: tuple[Any, Any],
+    batch: tuple[Any, Any] = ((), ()),
+    *,
+    wide: bool = False,
+) -> Any:
+    """`dot_general` of operands of one dtype, in the dtype in which torch's kernels compute.
+
+    Args:
+        wide: whether devices that share a replica add their parts up in that dtype on TPUs too.
+    """
+    dtype = jax_dtype(math_dtype(dtype_of(a)))
     if is_for_tpu():
-        if sharing_axes():
+        if sharing_axes() and not wide:
             # A chip adds in fp32 all the same. What devices of the axis tensor then add up of
             # their parts crosses the wire in this dtype.
-            wide = a.dtype
+            dtype = a.dtype
     elif jax.default_backend() == "cpu":
         # XLA's CPU kernels refuse some products of half precision with a wider result. A product of
         # two such numbers is exact in fp32, so that the result is the same.
-        a, b = a.astype(wide), b.astype(wide)
+        a, b = a.astype(dtype), b.astype(dtype)
     return lax.dot_general(
         a,
         b,
         (contract, batch),
         precision=lax.Precision.HIGHEST,
-        preferred_element_type=wide,
+        preferred_element_type=dtype,
     )
 
 
