@@ -36,8 +36,9 @@ def _lines(found: ConfigReport, *, name: str) -> Iterator[str]:
     )
     if found.refused:
         yield from ("", "Refused: training ends with these before it starts")
+    said = set[str]()
     for refused in found.refused:
-        yield from _refused(refused)
+        yield from _refused(refused, said)
     if found.without_effect:
         yield from ("", "Without effect: they may stay")
     for key, why in found.without_effect.items():
@@ -48,16 +49,21 @@ def _lines(found: ConfigReport, *, name: str) -> Iterator[str]:
     if found.honoured:
         yield from ("", "Honoured")
         yield from _wrapped(f"✓ {_pairs(found.honoured)}")
+    if found.unchecked:
+        yield from ("", "Not checked: they belong to what is refused")
+        yield from _wrapped(f"· {_pairs(found.unchecked)}")
     if found.notes:
         yield from ("", "The log of a run will say")
     for note in found.notes:
         yield from _wrapped(f"! {note}")
 
 
-def _refused(refused: Refused) -> Iterator[str]:
+def _refused(refused: Refused, said: set[str]) -> Iterator[str]:
     yield f"✗ {refused.key} = {_short(refused.value)}"
-    yield from _wrapped(f"    {refused.reason}", more="    ")
-    yield from _wrapped(f"    {refused.fix}", more="    ")
+    # Several keys of one feature have one reason and one way out, as unknown ones have one list.
+    for text in (refused.reason, refused.fix):
+        yield from _wrapped("    as above" if text in said else f"    {text}", more="    ")
+    said |= {refused.reason, refused.fix}
     if refused.line:
         yield f"    write: {refused.line}"
 

@@ -3,10 +3,12 @@
 from spmdzero.config._auto import with_stand_ins
 from spmdzero.config._batch_sizes import BatchSizes, resolve_batch_sizes
 from spmdzero.config._check import ConfigReport, Refused, check_config
+from spmdzero.config._contexts import FP16_WITHOUT_ZERO
 from spmdzero.config._keys import NO_MEANING
 from spmdzero.config._load import load_config
 from spmdzero.config._models import OptimizerConfig, SchedulerConfig, SpmdZeroConfig
 from spmdzero.config._monitoring import (
+    CometConfig,
     CsvConfig,
     TensorBoardConfig,
     WandbConfig,
@@ -25,12 +27,14 @@ from spmdzero.config._tensor_parallel import (
 from spmdzero.config._types import Section
 
 __all__ = [
+    "FP16_WITHOUT_ZERO",
     "NO_MEANING",
     "OPTIMIZERS",
     "PRESETS",
     "REFUSED_OPTIMIZERS",
     "SCHEDULES",
     "BatchSizes",
+    "CometConfig",
     "ConfigReport",
     "CsvConfig",
     "Fp16Config",

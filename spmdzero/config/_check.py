@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spmdzero.config._auto import with_stand_ins
-from spmdzero.config._batch_sizes import resolve_batch_sizes
+from spmdzero.config._contexts import FP16_WITHOUT_ZERO
 from spmdzero.config._deprecated import holder_of, modernise
+from spmdzero.config._ignored import ignored
 from spmdzero.config._keys import NO_MEANING, REMOVED
 from spmdzero.config._load import load_config
-from spmdzero.config._models import SECTIONS
+from spmdzero.config._models import SECTIONS, SpmdZeroConfig
 from spmdzero.config._must_be_off import OFF_ONLY, OffSection, OffValue
+from spmdzero.config._optimizers import REFUSED_OPTIMIZERS
 from spmdzero.config._read import read
 from spmdzero.errors import SpmdZeroConfigError
 
@@ -53,6 +55,8 @@ class ConfigReport:
         without_effect: dotted path of a key that has no effect -> why.
         auto: dotted path of a key that is "auto" -> its value, unless a client writes one.
         honoured: dotted path -> value.
+        unchecked: dotted path of a parameter of an optimizer or a schedule that is refused, whose
+            replacement isn't known -> value.
         notes: warnings that the log of a run would have.
     """
 
@@ -60,6 +64,7 @@ class ConfigReport:
     without_effect: dict[str, str]
     auto: dict[str, str]
     honoured: dict[str, Any]
+    unchecked: dict[str, Any]
     notes: tuple[str, ...]
 
 
@@ -77,17 +82,21 @@ def check_config(config: str | os.PathLike[str] | dict[str, Any]) -> ConfigRepor
     given = read(config)
     modern = copy.deepcopy(given)
     with _said() as notes:
-        refused = tuple(_Search(*with_stand_ins(given)).refused())
+        search = _Search(*with_stand_ins(given))
+        refused = tuple(search.refused())
         _modernised(modern)
         _, read_as = with_stand_ins(modern)
-    without_effect, auto, honoured = {}, {}, {}
+    idle = search.checked.no_meaning if search.checked is not None else {}
+    without_effect, auto, honoured, unchecked = dict[str, str](), {}, {}, {}
     for key, value in _leaves(modern):
         if any(f"{key}.".startswith(f"{r.key}.") or r.key.startswith(f"{key}.") for r in refused):
             continue
-        if why := NO_MEANING.get(key) or _why_nothing(key):
+        if why := NO_MEANING.get(key) or idle.get(key) or _why_nothing(key, notes):
             without_effect[key] = why
         elif key in read_as:
             auto[key] = read_as[key]
+        elif key.rpartition(".")[0] in search.unchecked:
+            unchecked[key] = value
         else:
             honoured[key] = value
     return ConfigReport(
@@ -95,8 +104,25 @@ def check_config(config: str | os.PathLike[str] | dict[str, Any]) -> ConfigRepor
         without_effect=without_effect,
         auto=auto,
         honoured=honoured,
-        notes=tuple(notes),
+        unchecked=unchecked,
+        notes=(*notes, *_notes(search)),
     )
+
+
+def _notes(search: "_Search") -> Iterator[str]:
+    """What a run would say, or need, besides."""
+    checked = search.checked
+    if checked is None:
+        return
+    if checked.fp16.enabled and not checked.zero_optimization.stage:
+        yield FP16_WITHOUT_ZERO
+    if not search.auto.keys() & {*_ROWS} and not {*_ROWS} & search.config.keys():
+        # Any number of devices is fine: the question is only whether a batch size is given.
+        yield (
+            "no train_batch_size and no train_micro_batch_size_per_gpu: Lightning and accelerate "
+            'give one, and transformers\' Trainer writes it where the JSON has "auto"; '
+            "spmdzero.initialize needs one"
+        )
 
 
 @dataclass
@@ -105,10 +131,12 @@ class _Search:
 
     config: dict[str, Any]
     auto: dict[str, str]
+    checked: SpmdZeroConfig | None = None
+    unchecked: set[str] = field(default_factory=set)
     _out: set[str] = field(default_factory=set)
 
     def refused(self) -> Iterator[Refused]:
-        """Yields all refused keys; `config` has none afterwards."""
+        """Yields all refused keys; `config` has none afterwards, and `checked` is read from it."""
         while (error := self._next()) is not None:
             # A key that is missing because it was removed here is no error of the user's.
             if error.key not in self._out:
@@ -121,12 +149,7 @@ class _Search:
 
     def _next(self) -> SpmdZeroConfigError | None:
         try:
-            checked = load_config(self.config)
-            if not self.auto.keys() & {*_ROWS} and not self._out & {*_ROWS}:
-                # Any number of devices is fine: the check is only that a batch size is given.
-                devices = checked.train_batch_size or 1
-                if not {*_ROWS} & self.config.keys():
-                    resolve_batch_sizes(checked, dp_world_size=devices)
+            self.checked = load_config(self.config)
         except SpmdZeroConfigError as error:
             return error
         return None
@@ -137,6 +160,10 @@ class _Search:
             # The error has the key's present name, and the file may have an older one.
             _modernised(self.config)
         self._out.add(key)
+        if key == "optimizer.type" and self._put_in_place(key):
+            return True
+        if key in ("optimizer.type", "scheduler.type"):
+            self.unchecked.add(key.replace("type", "params"))
         while key:
             holder, name = holder_of(self.config, key)
             if holder is not None:
@@ -147,6 +174,15 @@ class _Search:
                 return True
             key = key.rpartition(".")[0]
         return False
+
+    def _put_in_place(self, key: str) -> bool:
+        """Writes the optimizer that a refusal advises, so that its parameters are checked."""
+        holder, name = holder_of(self.config, key)
+        refusal = REFUSED_OPTIMIZERS.get(str(holder[name]).lower()) if holder is not None else None
+        if holder is None or refusal is None:
+            return False
+        holder[name] = refusal.instead
+        return True
 
 
 def _modernised(config: dict[str, Any]) -> None:
@@ -184,14 +220,24 @@ def _leaves(section: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any
             yield key, value
 
 
-def _why_nothing(key: str) -> str:
-    """Why a key that isn't refused has no effect, "" if it has one."""
+def _why_nothing(key: str, notes: list[str]) -> str:
+    """Why a key that isn't refused has no effect, "" if it has one.
+
+    A note that says the same of it is taken out of `notes`.
+    """
     section, _, name = key.rpartition(".")
+    if key.partition(".")[0] == "data_efficiency":
+        return "it drops no tokens of layers that convert_to_random_ltd doesn't replace"
     if key in OFF_ONLY or key in REMOVED:
         return "it asks for nothing"
     if section in _PARAMS or name in SECTIONS[section].json_keys():
         return ""
-    return "DeepSpeed doesn't know this key and ignores it"
+    said = ignored(key)
+    hints = [note for note in notes if note.startswith(said)]
+    for note in hints:
+        notes.remove(note)
+    hint = "".join(note.removeprefix(said) for note in hints)
+    return f"DeepSpeed doesn't know this key and ignores it{hint}"
 
 
 def _line(key: str) -> str:

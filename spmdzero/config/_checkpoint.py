@@ -25,6 +25,8 @@ class CheckpointConfig(DeepSpeedSection):
         keep_every: checkpoints whose global step is a multiple of this number are kept too.
         load_universal: whether `load_checkpoint` without a tag takes the tag in `latest_universal`
             instead of the one in `latest`. The format itself is recognised.
+        use_node_local_storage: whether each host has a folder of its own; refused on several
+            hosts, which write into one folder.
         tag_validation: what to do if the hosts don't name the same tag.
         checkpoint_serialization, parallel_write, writer: see `NO_MEANING`.
     """
@@ -34,6 +36,7 @@ class CheckpointConfig(DeepSpeedSection):
     keep_every: Count | None = None
     tag_validation: Annotated[Literal["WARN", "IGNORE", "FAIL"], BeforeValidator(upper)] = "WARN"
     load_universal: bool = False
+    use_node_local_storage: bool = False
     checkpoint_serialization: bool = True
     parallel_write: ParallelWriteConfig = ParallelWriteConfig()
     writer: dict[str, Any] | None = None

@@ -19,6 +19,7 @@ def check_combinations(config: SpmdZeroConfig) -> None:
     _scaling_before_reduction(config)
     _stage_3(config)
     _shared_replicas(config)
+    _parallel_passes(config)
 
 
 def _one_precision(config: SpmdZeroConfig) -> None:
@@ -29,13 +30,12 @@ def _one_precision(config: SpmdZeroConfig) -> None:
             reason="bf16 is enabled too",
             fix="Enable one of the two; bf16 needs no loss scale.",
         )
-    if config.torch_autocast.enabled and (config.bf16.enabled or config.fp16.enabled):
-        name = "bf16" if config.bf16.enabled else "fp16"
+    if config.torch_autocast.enabled and config.fp16.enabled:
         raise SpmdZeroConfigError(
             key="torch_autocast.enabled",
             value=True,
-            reason=f"autocast computes over fp32 parameters, and {name} is enabled too",
-            fix=f"Turn off torch_autocast or {name}.",
+            reason="autocast computes in bf16, and fp16 is enabled too",
+            fix="Turn off torch_autocast or fp16, or enable bf16 beside torch_autocast.",
         )
 
 
@@ -146,3 +146,17 @@ def _shared_replicas(config: SpmdZeroConfig) -> None:
             fix="Write one of them: for long rows sequence_parallel_size, with "
             '"zero_optimization": {"stage": 3} for weights that are too large for a device.',
         )
+
+
+def _parallel_passes(config: SpmdZeroConfig) -> None:
+    """A pass of DeepCompile that divides a model is the mesh's axis here."""
+    for name, axis in (("autosp", "sequence"), ("autotp", "tensor")):
+        asked = config.compile.deepcompile and name in (config.compile.passes or ())
+        if asked and config.mesh_axes.get(axis, 1) in (0, 1):
+            key, _ = config.axis_keys[axis]
+            raise SpmdZeroConfigError(
+                key="compile.passes",
+                value=config.compile.passes,
+                reason=f"{name!r} divides the model over devices, and no key says over how many",
+                fix=f"Write {key}, such as 2, or remove the pass.",
+            )

@@ -5,6 +5,13 @@ from collections.abc import Iterator
 from spmdzero._names import dotted
 from spmdzero.config._models import SpmdZeroConfig
 
+FP16_WITHOUT_ZERO = (
+    "fp16 without ZeRO: the loss is multiplied by the loss scale, and the gradients are divided by "
+    "it. DeepSpeed 0.19.8 leaves out the multiplication there and hardly trains "
+    "(docs/coming_from_deepspeed.md)"
+)
+"""What a run with `fp16` at stage 0 says."""
+
 _OF_STAGE_3 = (
     *dotted("""
     zero_optimization: cpu_offload_param stage3_model_persistence_threshold

@@ -24,6 +24,8 @@ _EXPECTED = {
     "model_type": "an object",
     "string_type": "a string",
 }
+# More keys in a row than that help nobody to find one.
+_MOST_LISTED = 12
 
 
 class RefusedValueError(ValueError):
@@ -52,7 +54,9 @@ def unknown_key(
         known: the names that the section has.
     """
     known = sorted(known)
-    fix = did_you_mean(name, known) or f"The known keys are: {', '.join(known)}."
+    few = f"The known keys are: {', '.join(known)}."
+    many = f"It has {len(known)} keys, which docs/config.md lists."
+    fix = did_you_mean(name, known) or (few if len(known) <= _MOST_LISTED else many)
     return SpmdZeroConfigError(
         key=_dotted(section, name),
         value=value,

@@ -8,9 +8,12 @@ from spmdzero._logging import is_new
 from spmdzero._names import did_you_mean
 from spmdzero.config._models import SECTIONS
 from spmdzero.config._must_be_off import OFF_ONLY, OffSection
+from spmdzero.config._optimizers import OPTIMIZERS
+from spmdzero.config._schedules import SCHEDULES
 from spmdzero.config._screen import off_names
 
 _logger = logging.getLogger("spmdzero")
+_IGNORED = "DeepSpeed doesn't know the config key %r and ignores it, as is done here%s"
 
 IGNORING = [
     "activation_checkpointing",
@@ -32,7 +35,12 @@ IGNORING = [
 DeepSpeed reads other sections as pydantic models without extra keys (runtime/config_utils.py).
 """
 
-_OLD = {"fp32_allreduce": "communication_data_type"}
+# What a key of another library, or of an older DeepSpeed, is called here.
+_MEANT = {
+    "fp32_allreduce": "communication_data_type",
+    "gradient_accumulation_dtype": "data_types.grad_accum_dtype",
+    "max_grad_norm": "gradient_clipping",
+}
 
 
 def ignore_unknown(config: dict[str, Any]) -> None:
@@ -50,7 +58,7 @@ def ignore_unknown(config: dict[str, Any]) -> None:
         known = known_names(section)
         for name in [name for name in holder if name not in known]:
             del holder[name]
-            _say(f"{section}.{name}", did_you_mean(name, known))
+            _say(f"{section}.{name}", _of_params(section, name) or did_you_mean(name, known))
 
 
 def known_names(section: str) -> Set[str]:
@@ -65,8 +73,8 @@ def _resembled(name: str, known: Set[str]) -> str:
     if "comment" in name.lower() or not name[:1].isalpha():
         # Otherwise "_comment" would resemble "comet".
         return ""
-    if name in _OLD:
-        return did_you_mean(_OLD[name], known)
+    if name in _MEANT:
+        return f"Did you mean {_MEANT[name]!r}?"
     # "stage" or "loss_scale" at the top level is a section's key in the wrong place.
     homes = [at for at, model in SECTIONS.items() if at and name in model.json_keys()]
     if len(homes) == 1:
@@ -74,7 +82,18 @@ def _resembled(name: str, known: Set[str]) -> str:
     return did_you_mean(name, known)
 
 
+def _of_params(section: str, name: str) -> str:
+    """A question for a parameter that stands beside ``params``, "" for another key."""
+    models = {"optimizer": OPTIMIZERS, "scheduler": SCHEDULES}.get(section, {})
+    known = any(name in model.json_keys() for model in models.values())
+    return f"Did you mean {f'{section}.params.{name}'!r}?" if known else ""
+
+
+def ignored(key: str) -> str:
+    """The start of the line about a key that DeepSpeed doesn't know."""
+    return _IGNORED % (key, "")
+
+
 def _say(key: str, hint: str) -> None:
     if is_new(("ignored key", key)):
-        text = "DeepSpeed doesn't know the config key %r and ignores it, as is done here%s"
-        _logger.warning(text, key, hint and f". {hint}")
+        _logger.warning(_IGNORED, key, hint and f". {hint}")

@@ -23,6 +23,16 @@ _REASONS = {
         zero_force_ds_cpu_optimizer zero_optimization.offload_optimizer: cpuadam_cores_perc
         super_offload
     """,
+    "all states rest on the host, or none, which moves no number": (
+        "zero_optimization.offload_optimizer: ratio"
+    ),
+    "XLA compiles each step": """
+        compile: autoep_non_moe debug_log deepcompile double_buffer free_activation
+        free_activation_threshold keep_all_input_tensors keep_int_input_tensors offload_activation
+        offload_activation_pin_memory offload_opt_states offload_parameters passes
+        symmetric_memory sync_after_allgather sync_after_reduce sync_before_allgather
+        sync_before_reduce
+    """,
     "host memory that a program of the devices reads is always pinned": """
         zero_optimization: cpu_offload_use_pin_memory
         zero_optimization.offload_optimizer: pin_memory

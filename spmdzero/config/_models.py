@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 
 from spmdzero.config._checkpoint import CheckpointConfig
 from spmdzero.config._monitoring import (
+    CometConfig,
     CommsLoggerConfig,
     CsvConfig,
     FlopsProfilerConfig,
@@ -23,14 +24,16 @@ from spmdzero.config._types import Count, Dtype, Natural, Rate, Section, lower, 
 from spmdzero.config._without_effect import (
     ActivationCheckpointingConfig,
     AioConfig,
+    CompileConfig,
     TimersConfig,
 )
 from spmdzero.config._zero import ZeroConfig
 
 
 def _never_is_none(value: object) -> object:
-    # accelerate writes infinity for "never print".
-    return None if isinstance(value, float) and value == math.inf else value
+    # accelerate writes infinity for "never print", which some files have as a string.
+    words = isinstance(value, str) and value.lower() in ("inf", "infinity")
+    return None if words or value == math.inf else value
 
 
 _LOWER = BeforeValidator(lower)
@@ -136,11 +139,13 @@ class SpmdZeroConfig(Section):
     tensorboard: TensorBoardConfig = TensorBoardConfig()
     wandb: WandbConfig = WandbConfig()
     csv_monitor: CsvConfig = CsvConfig()
+    comet: CometConfig = CometConfig()
     flops_profiler: FlopsProfilerConfig = FlopsProfilerConfig()
     comms_logger: CommsLoggerConfig = CommsLoggerConfig()
     aio: AioConfig = AioConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     timers: TimersConfig = TimersConfig()
+    compile: CompileConfig = CompileConfig()
     tensor_parallel: TensorParallelConfig = TensorParallelConfig()
     spmd: SpmdConfig = SpmdConfig()
 

@@ -1,8 +1,10 @@
 """The sections about reports of a run: monitors, the profiler and the communication log."""
 
-from pydantic import Field
+from typing import Annotated
 
-from spmdzero.config._types import Count, DeepSpeedSection, Natural, Rate
+from pydantic import BeforeValidator, Field
+
+from spmdzero.config._types import Count, DeepSpeedSection, Natural, Rate, whole
 
 _JOB = "DeepSpeedJobName"
 
@@ -51,13 +53,39 @@ class CsvConfig(DeepSpeedSection):
     job_name: str = _JOB
 
 
+class CometConfig(DeepSpeedSection):
+    """Scalars in Comet, by its package `comet_ml`.
+
+    Attributes:
+        enabled: whether scalars are sent.
+        samples_log_interval: number of samples after which a scalar is sent again.
+        project: project of the experiment; null takes that of Comet's own settings.
+        workspace: workspace of the experiment; null takes that of Comet's own settings.
+        api_key: Comet's key; null takes Comet's own settings.
+        experiment_name: name of the experiment.
+        experiment_key: key of the experiment.
+        online: whether scalars go to Comet's server, or stay in a file; null means true.
+        mode: "get", "create" or "get_or_create".
+    """
+
+    enabled: bool = False
+    samples_log_interval: Natural = 100
+    project: str | None = None
+    workspace: str | None = None
+    api_key: str | None = None
+    experiment_name: str | None = None
+    experiment_key: str | None = None
+    online: bool | None = None
+    mode: str | None = None
+
+
 class FlopsProfilerConfig(DeepSpeedSection):
     """The profile of one step's floating-point operations.
 
     Attributes:
         enabled: whether a step is profiled.
         recompute_fwd_factor: has no effect, see `NO_MEANING`.
-        profile_step: the step to profile, from 1.
+        profile_step: the step to profile, from 1; one below 0 never comes.
         module_depth: depth of the modules to list; -1 means the deepest.
         top_modules: number of modules to list at each depth.
         detailed: whether each module is listed.
@@ -66,7 +94,7 @@ class FlopsProfilerConfig(DeepSpeedSection):
 
     enabled: bool = False
     recompute_fwd_factor: Rate = 0.0
-    profile_step: Natural = 1
+    profile_step: Annotated[int, BeforeValidator(whole)] = 1
     module_depth: int = -1
     top_modules: Count = 1
     detailed: bool = True

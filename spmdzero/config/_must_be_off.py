@@ -55,11 +55,6 @@ _PRECISION: dict[str, OffValue | OffSection] = {
         reason="buffers keep the model's dtype",
         fix="Remove the key and convert the buffers of the model.",
     ),
-    "data_types.keep_in_fp32_modules": OffValue(
-        off=("auto", []),
-        reason="buffers keep the model's dtype, no buffer is cast",
-        fix="Remove the key and convert the buffers of the model.",
-    ),
     "fp16.fp16_master_weights_and_grads": OffValue(
         reason="it trains on fp16 master weights, which only DeepSpeedCPUAdam does",
         fix='Write false, and "offload_optimizer": {"device": "cpu"} for fp32 masters on the host.',
@@ -67,11 +62,6 @@ _PRECISION: dict[str, OffValue | OffSection] = {
 }
 
 _ZERO: dict[str, OffValue | OffSection] = {
-    "offload_optimizer.ratio": OffValue(
-        off=1,
-        reason="all states rest on the host, or none: no part of them is left on the devices",
-        fix="Write 1; without offload_optimizer all of them rest on the devices.",
-    ),
     "zenflow": OffValue(
         off=None,
         reason="it updates most weights later than others, with gradients of several steps",
@@ -116,37 +106,15 @@ _FEATURES: dict[str, OffValue | OffSection] = {
             "num_tuning_micro_batch_sizes overwrite results_dir start_profile_step "
             "tuner_early_stopping tuner_num_trials tuner_type"
         ),
-        reason="it tunes DeepSpeed's own knobs, which change nothing here",
-    ),
-    "checkpoint.use_node_local_storage": OffValue(
-        reason="all hosts write into one folder that all of them see",
-        fix="Remove the key and pass a folder on shared storage.",
-    ),
-    "comet": OffSection(
-        off=_ENABLED,
-        idle=_names(
-            "samples_log_interval project workspace api_key experiment_name experiment_key "
-            "online mode"
-        ),
-        reason="spmdzero doesn't write to Comet",
-        fix="Use tensorboard, wandb or csv_monitor.",
-    ),
-    "compile": OffSection(
-        off={"deepcompile": False},
-        idle=_names(
-            "autoep_non_moe free_activation free_activation_threshold offload_activation "
-            "offload_activation_pin_memory offload_opt_states double_buffer symmetric_memory "
-            "debug_log offload_parameters sync_before_reduce sync_after_reduce "
-            "sync_before_allgather sync_after_allgather keep_int_input_tensors "
-            "keep_all_input_tensors passes"
-        ),
-        reason="XLA compiles the step",
+        reason="it runs the script several times to choose a stage and a batch for DeepSpeed",
+        fix="Turn it off; `spmdzero explain` tells whether a stage and a batch fit, and how fast.",
     ),
     "data_efficiency": OffSection(
         off=_ENABLED,
         idle=_names("data_routing data_sampling seed"),
-        reason="spmdzero's loader reads the dataset in the sampler's order",
-        fix="Turn it off, and pass a DataLoader with a sampler of your own.",
+        reason="its curriculum orders the samples, and spmdzero's loader reads the dataset in the "
+        "sampler's order",
+        fix="Turn off its data_sampling, and pass a DataLoader with a sampler of your own.",
     ),
     "datastates_ckpt": OffValue(
         reason="checkpoints are written by spmdzero itself",

@@ -3,7 +3,7 @@
 import inspect
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from spmdzero._names import did_you_mean
 from spmdzero.config._errors import RefusedValueError
@@ -21,6 +21,8 @@ def _two_decays(value: object) -> object:
 
 
 _Betas = Annotated[Any, AfterValidator(_two_decays)]
+# DeepSpeed asks for its truth alone, and real files have "torch_impl".
+_Truth = Annotated[bool, BeforeValidator(bool)]
 
 
 class _Params(Section):
@@ -48,7 +50,7 @@ class AdamParams(_OptimizerParams):
     weight_decay: Rate = 0.0
     bias_correction: bool = True
     adam_w_mode: bool = True
-    torch_adam: bool = False
+    torch_adam: _Truth = False
     amsgrad: bool = False
 
     @field_validator("amsgrad")
@@ -137,7 +139,7 @@ class MuonParams(_Params):
     betas: _Betas = (0.9, 0.95)
     eps: Rate = 1e-10
     adam_w_mode: bool = True
-    torch_adam: bool = False
+    torch_adam: _Truth = False
     per_head_muon: bool = False
 
     @field_validator("per_head_muon")
@@ -164,10 +166,11 @@ OPTIMIZERS: dict[str, type[Section]] = {
 
 
 class Refusal(NamedTuple):
-    """Why an optimizer is refused, and what to use instead."""
+    """Why an optimizer is refused, what to do, and the optimizer by whose parameters to go on."""
 
     reason: str
     fix: str
+    instead: str = "AdamW"
 
 
 _COMPRESSED = Refusal(
@@ -191,19 +194,19 @@ _MUP = Refusal(
 
 REFUSED_OPTIMIZERS: dict[str, Refusal] = {
     "onebitadam": _COMPRESSED,
-    "onebitlamb": _COMPRESSED,
+    "onebitlamb": _COMPRESSED._replace(instead="Lamb"),
     "zerooneadam": _COMPRESSED,
     "cpuadam": _ON_THE_HOST,
     "deepspeedcpuadam": _ON_THE_HOST,
-    "deepspeedcpuadagrad": _ON_THE_HOST,
-    "deepspeedcpulion": _ON_THE_HOST,
+    "deepspeedcpuadagrad": _ON_THE_HOST._replace(instead="Adagrad"),
+    "deepspeedcpulion": _ON_THE_HOST._replace(instead="Lion"),
     "fusedadam": _FUSED,
     "fusedadamw": _FUSED,
-    "fusedlamb": _FUSED,
-    "fusedlion": _FUSED,
+    "fusedlamb": _FUSED._replace(instead="Lamb"),
+    "fusedlion": _FUSED._replace(instead="Lion"),
     "muadam": _MUP,
     "muadamw": _MUP,
-    "musgd": _MUP,
+    "musgd": _MUP._replace(instead="SGD"),
     "adafactor": Refusal(
         "its state is sums over rows and columns, which a shard of a parameter doesn't hold",
         "Use AdamW, whose state is sharded over all devices.",
@@ -218,6 +221,7 @@ REFUSED_OPTIMIZERS: dict[str, Refusal] = {
     "torch.optim.muon": Refusal(
         "it orthogonalises whole matrices, which its step can't do on a shard",
         'Name Muon in the config: "optimizer": {"type": "Muon"}; its other parameters get Adam.',
+        instead="Muon",
     ),
 }
 """Lower-case name -> refusal. ``torch.optim.muon`` is torch's class; "Muon" is DeepSpeed's."""
@@ -235,8 +239,8 @@ def optimizer_name(name: str) -> str:
     if canonical:
         return canonical
     if name.lower() in REFUSED_OPTIMIZERS:
-        reason, fix = REFUSED_OPTIMIZERS[name.lower()]
-        raise RefusedValueError(reason, fix=fix)
+        refusal = REFUSED_OPTIMIZERS[name.lower()]
+        raise RefusedValueError(refusal.reason, fix=refusal.fix)
     of_torch = _of_torch()
     if name in of_torch:
         return name

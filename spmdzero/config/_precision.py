@@ -1,8 +1,8 @@
 """The sections that choose dtypes: ``bf16``, ``fp16``, ``torch_autocast``, ``data_types``."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from spmdzero.config._errors import RefusedValueError
 from spmdzero.config._types import Count, DeepSpeedSection, Dtype, Natural, Rate, whole
@@ -104,13 +104,26 @@ class TorchAutocastConfig(DeepSpeedSection):
     lower_precision_safe_modules: list[str] | None = None
 
 
+def _auto_or_patterns(value: object) -> object:
+    if value != "auto" and not (isinstance(value, list) and all(isinstance(n, str) for n in value)):
+        raise RefusedValueError(
+            'this is neither "auto" nor a list of name patterns',
+            fix='Write "auto", or for example ["e_score_correction_bias"].',
+        )
+    return value
+
+
 class DataTypesConfig(DeepSpeedSection):
     """Dtypes of the tensors that live between micro-batches.
 
     Attributes:
         grad_accum_dtype: dtype of the gradient accumulator; None means the parameter's.
         param_dtype: the parameters' dtype, which must be the one of the bf16 and fp16 sections.
+        keep_in_fp32_modules: patterns of names of buffers that are cast to fp32 under ``bf16`` and
+            ``fp16``, in which * is anything; "auto" takes those that a transformers model names
+            itself.
     """
 
     grad_accum_dtype: Dtype | None = None
     param_dtype: Dtype | None = None
+    keep_in_fp32_modules: Annotated[Any, AfterValidator(_auto_or_patterns)] = "auto"

@@ -1,15 +1,19 @@
 """The learning-rate schedules by name, with their parameters."""
 
 import inspect
+import logging
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
+from spmdzero._logging import is_new
 from spmdzero._names import did_you_mean
 from spmdzero.config._errors import RefusedValueError
 from spmdzero.config._params import class_parameters, is_number
 from spmdzero.config._types import Rate, Section
+
+_logger = logging.getLogger("spmdzero")
 
 
 def _rates(value: object) -> object:
@@ -25,6 +29,20 @@ def _rates(value: object) -> object:
 _Rates = Annotated[Any, AfterValidator(_rates)]
 
 
+def _known_curve(value: object) -> object:
+    # DeepSpeed warns of it and takes "log" (runtime/lr_schedules.py), and real files have "cosine".
+    if value not in ("log", "linear") and is_new(("warmup_type", repr(value))):
+        text = (
+            'warmup_type is %r, which is neither "log" nor "linear": the warm-up is "log", as in '
+            "DeepSpeed"
+        )
+        _logger.warning(text, value)
+    return value
+
+
+_Curve = Annotated[Any, AfterValidator(_known_curve)]
+
+
 # DeepSpeed's schedules require a true int here, unlike its bucket sizes.
 _Steps = Annotated[int, Field(gt=0)]
 _Above0 = Annotated[float, Field(gt=0)]
@@ -32,7 +50,7 @@ _Above0 = Annotated[float, Field(gt=0)]
 
 class _Warmup(Section):
     warmup_num_steps: _Steps = 1000
-    warmup_type: Literal["log", "linear"] = "log"
+    warmup_type: _Curve = "log"
     last_batch_iteration: int = -1
 
 

@@ -1,14 +1,18 @@
 """Removes DeepSpeed's other keys, so that the models see only keys that spmdzero honours."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
+from spmdzero._logging import is_new
 from spmdzero.config._deprecated import holder_of
 from spmdzero.config._errors import unknown_key
 from spmdzero.config._keys import REMOVED
 from spmdzero.config._must_be_off import OFF_ONLY, OffSection
 from spmdzero.config._types import flag
 from spmdzero.errors import SpmdZeroConfigError
+
+_logger = logging.getLogger("spmdzero")
 
 
 def screen(config: dict[str, Any]) -> None:
@@ -17,6 +21,7 @@ def screen(config: dict[str, Any]) -> None:
     Raises:
         SpmdZeroConfigError: a key asks for something that spmdzero doesn't do.
     """
+    _without_curriculum(config)
     for key, reason in REMOVED.items():
         holder, name = holder_of(config, key)
         if holder is not None:
@@ -30,6 +35,26 @@ def screen(config: dict[str, Any]) -> None:
             _check_section(value, key=key, rule=rule)
         elif not _asks_nothing(value, off=rule.off):
             raise SpmdZeroConfigError(key=key, value=value, reason=rule.reason, fix=rule.fix)
+
+
+def _without_curriculum(config: dict[str, Any]) -> None:
+    """Removes a `data_efficiency` that orders no samples.
+
+    Its other half, random layer token drop, is of layers that `convert_to_random_ltd` replaces.
+    That call is refused; without it DeepSpeed too trains all tokens in all layers.
+    """
+    section = config.get("data_efficiency")
+    if not isinstance(section, Mapping) or flag(section.get("enabled")) is not True:
+        return
+    sampling = section.get("data_sampling") or {}
+    if not isinstance(sampling, Mapping) or flag(sampling.get("enabled", False)) is not False:
+        return
+    del config["data_efficiency"]
+    if is_new("random_ltd"):
+        _logger.warning(
+            "data_efficiency drops no tokens: random_ltd is of layers that convert_to_random_ltd "
+            "replaces, which spmdzero doesn't have. Without that call DeepSpeed drops none either"
+        )
 
 
 def off_names(section: str) -> set[str]:

@@ -1,5 +1,7 @@
 """The sections that have no effect under SPMD; `NO_MEANING` tells why, key by key."""
 
+from typing import Literal
+
 from spmdzero.config._types import DeepSpeedSection, Natural
 
 
@@ -44,3 +46,26 @@ class TimersConfig(DeepSpeedSection):
     """DeepSpeed's timers."""
 
     throughput: ThroughputTimerConfig = ThroughputTimerConfig()
+
+
+class CompileConfig(DeepSpeedSection):
+    """DeepCompile, DeepSpeed's compiler passes; a pass may stay if the mesh does what it does."""
+
+    deepcompile: bool = False
+    autoep_non_moe: bool = False
+    free_activation: bool = False
+    free_activation_threshold: Natural = 10 * 1024 * 1024
+    offload_activation: bool = False
+    offload_activation_pin_memory: bool = True
+    offload_opt_states: bool = False
+    double_buffer: bool = True
+    symmetric_memory: bool = False
+    debug_log: bool = False
+    offload_parameters: bool = False
+    sync_before_reduce: bool = False
+    sync_after_reduce: bool = False
+    sync_before_allgather: bool = False
+    sync_after_allgather: bool = False
+    keep_int_input_tensors: bool = True
+    keep_all_input_tensors: bool = False
+    passes: list[Literal["z1", "z3", "autosp", "autotp"]] | None = None

@@ -33,6 +33,7 @@ class OffloadOptimizerConfig(DeepSpeedSection):
 
     device: _Device = "none"
     nvme_path: str | None = None
+    ratio: _Share = 1.0
     buffer_count: Natural = 4
     pin_memory: bool = True
     pipeline_read: bool = False

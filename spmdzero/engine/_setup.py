@@ -22,6 +22,7 @@ from spmdzero.backend import (
 )
 from spmdzero.backend.hosts import processes
 from spmdzero.config import (
+    FP16_WITHOUT_ZERO,
     BatchSizes,
     SpmdZeroConfig,
     load_config,
@@ -30,6 +31,7 @@ from spmdzero.config import (
 from spmdzero.data._inputs import InputPlacer
 from spmdzero.engine._clients_optimizer import take_over
 from spmdzero.engine._elastic import tell_sizes
+from spmdzero.engine._fp32_buffers import keep_in_fp32
 from spmdzero.engine._groups import Groups, Members, find_groups
 from spmdzero.engine._plan_of import mesh_of, offloaded
 from spmdzero.engine._schedule import make_schedule
@@ -57,13 +59,6 @@ from spmdzero.step._schedule_hold import ScheduleHold
 from spmdzero.step._state import State
 
 logger = logging.getLogger("spmdzero")
-
-
-_FP16_WITHOUT_ZERO = (
-    "fp16 without ZeRO: the loss is multiplied by the loss scale, and the gradients are divided by "
-    "it. DeepSpeed 0.19.8 leaves out the multiplication there and hardly trains "
-    "(docs/coming_from_deepspeed.md)"
-)
 
 
 def require_module(model: object) -> nn.Module:
@@ -133,10 +128,26 @@ def start_devices(settings: SpmdZeroConfig, *, dist_init_required: bool | None) 
     flags.use_cache(settings.spmd.compile_cache)
     processes.watch_with(timeout=settings.spmd.timeout)
     processes.connect(required=dist_init_required)
+    require_shared_folder(settings, hosts=runtime.process_count())
     require_same_settings(settings)
     spec = mesh_of(settings, runtime.device_count())
     require_sharing_within_host(spec, devices=runtime.local_device_count())
     return spec
+
+
+def require_shared_folder(settings: SpmdZeroConfig, *, hosts: int) -> None:
+    """Refuses folders of the hosts' own for checkpoints, which several hosts write together.
+
+    Raises:
+        SpmdZeroConfigError: the config asks for them, and there are several hosts.
+    """
+    if settings.checkpoint.use_node_local_storage and hosts > 1:
+        raise SpmdZeroConfigError(
+            key="checkpoint.use_node_local_storage",
+            value=True,
+            reason=f"the {hosts} hosts write one checkpoint into one folder that all of them see",
+            fix="Remove the key, and pass save_checkpoint a folder on shared storage.",
+        )
 
 
 def require_sharing_within_host(spec: MeshSpec, *, devices: int) -> None:
@@ -225,6 +236,8 @@ def place_module(
     require_same_structure(model)
     if dtype == torch.float32:
         _require_fp32(model, autocast=settings.torch_autocast.enabled)
+    else:
+        keep_in_fp32(model, settings.data_types.keep_in_fp32_modules, dtype=dtype)
     known = frozenset[str]() if weights is not None else on_host(model)
     if settings.spmd.broadcast and runtime.process_count() > 1:
         take_first_hosts_values(model, known)
@@ -324,7 +337,7 @@ def _scaler(
     if not settings.fp16.enabled or groups is None:
         return None
     if plan.stage == 0:
-        log_once(_FP16_WITHOUT_ZERO)
+        log_once(FP16_WITHOUT_ZERO)
     return LossScaler.from_config(settings.fp16, stage=plan.stage)
 
 

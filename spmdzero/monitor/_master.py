@@ -4,7 +4,13 @@ import weakref
 from collections.abc import Callable, Iterable
 
 from spmdzero.config import SpmdZeroConfig
-from spmdzero.monitor._writers import CsvMonitor, TensorBoardMonitor, WandbMonitor, Writer
+from spmdzero.monitor._writers import (
+    CometMonitor,
+    CsvMonitor,
+    TensorBoardMonitor,
+    WandbMonitor,
+    Writer,
+)
 
 Event = tuple[str, float | Callable[[], float], int]
 """Name, value, samples; for a value on the devices it has a function that reads the value."""
@@ -18,7 +24,8 @@ class MonitorMaster:
     each had been written at once.
 
     Args:
-        config: a config, with the sections ``tensorboard``, ``wandb`` and ``csv_monitor``.
+        config: a config, with the sections ``tensorboard``, ``wandb``,
+            ``csv_monitor`` and ``comet``.
         writes: whether this process writes; one process of a run does.
 
     Raises:
@@ -33,6 +40,8 @@ class MonitorMaster:
             self._writers.append(WandbMonitor(config.wandb))
         if writes and config.csv_monitor.enabled:
             self._writers.append(CsvMonitor(config.csv_monitor))
+        if writes and config.comet.enabled:
+            self._writers.append(CometMonitor(config.comet))
         self._held: list[Event] = []
         self._end = weakref.finalize(self, _finish, self._held, self._writers)
 

@@ -1,4 +1,4 @@
-"""Writers of scalars, as in DeepSpeed: CSV files, TensorBoard, Weights & Biases."""
+"""Writers of scalars, as in DeepSpeed: CSV files, TensorBoard, Weights & Biases, Comet."""
 
 import csv
 import importlib
@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
-from spmdzero.config import CsvConfig, TensorBoardConfig, WandbConfig
+from spmdzero.config import CometConfig, CsvConfig, TensorBoardConfig, WandbConfig
 from spmdzero.errors import SpmdZeroConfigError
 
 Scalar = tuple[str, float, int]
@@ -79,6 +79,33 @@ class WandbMonitor:
 
     def close(self) -> None:
         self._run.finish()
+
+
+class CometMonitor:
+    """Starts an experiment of Comet, and logs a scalar each ``samples_log_interval`` samples."""
+
+    def __init__(self, config: CometConfig) -> None:
+        comet = _library("comet_ml", section="comet")
+        self._interval, self._last = config.samples_log_interval, dict[str, int]()
+        self._experiment = comet.start(
+            api_key=config.api_key,
+            project=config.project,
+            workspace=config.workspace,
+            experiment_key=config.experiment_key,
+            mode=config.mode,
+            online=config.online,
+        )
+        if config.experiment_name is not None:
+            self._experiment.set_name(config.experiment_name)
+
+    def write(self, scalars: list[Scalar]) -> None:
+        for name, value, samples in scalars:
+            if samples - self._last.get(name, samples - self._interval) >= self._interval:
+                self._last[name] = samples
+                self._experiment.log_metric(name, value, step=samples)
+
+    def close(self) -> None:
+        self._experiment.end()
 
 
 def _library(name: str, *, section: str) -> ModuleType:

@@ -23,7 +23,7 @@ class _WarmupSchedule(DeepSpeedSchedule):
         super().__init__(optimizer=optimizer, last_batch_iteration=last_batch_iteration)
         # The log curve divides by log(warmup_num_steps).
         self.warmup_num_steps = max(2, warmup_num_steps)
-        self.warmup_type = warmup_type
+        self.warmup_type = warmup_type if warmup_type == "linear" else "log"
 
     def _warmup_gamma(self) -> float:
         """The progress of the warm-up, 0 to 1."""
@@ -47,7 +47,7 @@ class WarmupLR(_WarmupSchedule):
         warmup_min_lr: one number, or one per param group.
         warmup_max_lr: one number, or one per param group; None takes each group's present lr.
         warmup_num_steps: length of the warm-up in steps; 1 counts as 2.
-        warmup_type: "log" or "linear".
+        warmup_type: "linear"; all else is "log", the shape of the curve.
         last_batch_iteration: -1 to start; with other values the param groups are left alone.
 
     Raises:

@@ -6,6 +6,9 @@ import pytest
 import torch
 
 import spmdzero
+from spmdzero.config import load_config
+from spmdzero.engine._setup import require_shared_folder
+from spmdzero.errors import SpmdZeroConfigError
 from spmdzero.plan import Role
 from tests.support import engines
 from tests.support.contract import make_batch, make_model
@@ -89,3 +92,51 @@ def test_a_global_forward_has_no_partial_and_shards_stage_1_too() -> None:
     train(engine, 1)
     shards = spmdzero.local_shards(engine.named_tensors()["accumulator/wte.weight"])
     assert {shard.numel() for shard in shards} == {128 * 64 // DEVICES}
+
+
+class Routes(torch.nn.Module):
+    """A bf16 linear layer whose biases of routing are buffers, as in mixtures of experts."""
+
+    _keep_in_fp32_modules_strict = ("router.bias",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = torch.nn.Linear(4, 4, dtype=torch.bfloat16)
+        self.router = torch.nn.Module()
+        for name in ("bias", "scale"):
+            self.router.register_buffer(name, torch.ones(4, dtype=torch.bfloat16))
+        self.seen: list[torch.dtype] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.line(x)
+        self.seen.append(made.softmax(-1).dtype)
+        return (made + self.router.bias + self.router.scale).float().square().mean()
+
+
+@pytest.mark.parametrize(
+    ("asked", "wide"), [("auto", ["bias"]), (["router.*"], ["bias", "scale"]), ([], [])]
+)
+def test_buffers_are_kept_in_fp32_by_name(asked: Any, wide: list[str]) -> None:
+    named = {"data_types": {"keep_in_fp32_modules": asked}}
+    engine = engines.start(Routes(), bf16={"enabled": True}, **named)
+    buffers = dict(engine.module.router.named_buffers())
+    assert [name for name, kept in buffers.items() if kept.dtype == torch.float32] == wide
+
+
+def test_autocast_computes_over_bf16_parameters_too() -> None:
+    autocast = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
+    x = torch.ones(DEVICES, 4, dtype=torch.bfloat16)
+    for more, dtype in (({}, torch.bfloat16), (autocast, torch.float32)):
+        engine = engines.start(Routes(), bf16={"enabled": True}, **more)
+        before = engine.module.line.weight.detach().cpu().clone()
+        three_calls(engine, x)
+        assert engine.module.seen[0] == dtype
+        assert engine.module.line.weight.dtype == torch.bfloat16
+        assert not torch.equal(engine.module.line.weight.detach().cpu(), before)
+
+
+def test_checkpoints_on_each_hosts_own_disk_are_refused_on_several() -> None:
+    local = load_config({"checkpoint": {"use_node_local_storage": True}})
+    require_shared_folder(local, hosts=1)
+    with pytest.raises(SpmdZeroConfigError, match="the 2 hosts write one checkpoint"):
+        require_shared_folder(local, hosts=2)

@@ -81,12 +81,14 @@ def test_checkpoint_getters_tell_what_the_config_says() -> None:
         model=torch.nn.Linear(8, 8),
         config={
             "train_micro_batch_size_per_gpu": 2,
-            "checkpoint": {"tag_validation": "Fail"},
+            "checkpoint": {"tag_validation": "Fail", "use_node_local_storage": True},
+            "compile": {"deepcompile": True},
         },
     )
     assert engine.checkpoint_tag_validation_enabled()
     assert engine.checkpoint_tag_validation_fail()
-    assert not engine.use_node_local_storage()
+    assert engine.use_node_local_storage()
+    assert (engine.is_deepcompile_enabled(), engine.is_deepcompile_active()) == (True, False)
 
 
 def test_devices_are_data_parallel_ranks_and_processes_are_the_world(

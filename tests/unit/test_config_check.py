@@ -59,16 +59,108 @@ def test_what_follows_from_a_refusal_alone_is_none() -> None:
 def test_a_key_that_deepspeed_does_not_know_is_without_effect_and_noted() -> None:
     found = check_config({**BASE, "gradient_cliping": 1.0})
     assert found.refused == ()
-    assert found.without_effect == {
-        "gradient_cliping": "DeepSpeed doesn't know this key and ignores it"
-    }
+    why = "DeepSpeed doesn't know this key and ignores it. Did you mean 'gradient_clipping'?"
+    assert found.without_effect == {"gradient_cliping": why}
+    # It is said once.
+    assert found.notes == ()
+
+
+def test_a_config_without_rows_is_noted_and_one_with_auto_is_not() -> None:
+    found = check_config({"bf16": {"enabled": True}})
+    assert found.refused == ()
     (note,) = found.notes
-    assert "Did you mean 'gradient_clipping'?" in note
+    assert "no train_batch_size" in note
+    assert "Trainer" in note
+    assert check_config({"train_batch_size": "auto"}).notes == ()
 
 
-def test_a_config_without_rows_is_refused_and_one_with_auto_is_not() -> None:
-    assert refused({"bf16": {"enabled": True}}) == ["train_batch_size"]
-    assert refused({"train_batch_size": "auto"}) == []
+def test_fp16_without_zero_is_noted_as_in_a_run() -> None:
+    fp16 = {**BASE, "fp16": {"enabled": True}}
+    assert [note[:17] for note in check_config(fp16).notes] == ["fp16 without ZeRO"]
+    assert check_config({**fp16, "zero_optimization": {"stage": 1}}).notes == ()
+
+
+def test_params_are_those_of_the_optimizer_that_takes_a_refused_ones_place() -> None:
+    params = {"lr": 1e-3, "weight_decay": 0.1, "freeze_step": 400, "cuda_aware": False}
+    found = check_config({**BASE, "optimizer": {"type": "OneBitAdam", "params": params}})
+    at = "optimizer.params."
+    assert {r.key for r in found.refused} == {
+        "optimizer.type", f"{at}freeze_step", f"{at}cuda_aware",
+    }  # fmt: skip
+    assert {f"{at}lr", f"{at}weight_decay"} <= found.honoured.keys()
+    mended = {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.1}}
+    assert refused({**BASE, "optimizer": mended}) == []
+
+
+def test_params_of_an_unknown_optimizer_or_schedule_are_said_to_be_unchecked() -> None:
+    config = {
+        **BASE,
+        "optimizer": {"type": "Shampoo", "params": {"lr": 1e-3}},
+        "scheduler": {"type": "Cosine", "params": {"steps": 3}},
+    }
+    found = check_config(config)
+    assert [r.key for r in found.refused] == ["optimizer.type", "scheduler.type"]
+    assert found.unchecked == {"optimizer.params.lr": 1e-3, "scheduler.params.steps": 3}
+    assert not [key for key in found.honoured if "params" in key]
+
+
+def test_keys_of_stage_3_are_without_effect_below_it() -> None:
+    keys = {
+        "offload_param": {"device": "cpu"},
+        "stage3_param_persistence_threshold": 10,
+        "zero_hpz_partition_size": 2,
+    }
+    for stage in range(4):
+        found = check_config({**BASE, "zero_optimization": {"stage": stage, **keys}})
+        at = "zero_optimization."
+        named = [f"{at}offload_param.device", *(f"{at}{key}" for key in [*keys][1:])]
+        without = [key for key in named if key in found.without_effect]
+        assert without == (named if stage < 3 else [])
+        assert {key for key in named if key in found.honoured} == {*named} - {*without}
+
+
+TAKEN = {
+    "checkpoint": {"use_node_local_storage": True},
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_type": "cosine"}},
+    "steps_per_print": "inf",
+    "optimizer": {"type": "Adam", "params": {"torch_adam": "torch_impl"}},
+    "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.3}},
+    "compile": {"deepcompile": True},
+    "flops_profiler": {"enabled": True, "profile_step": -1},
+    "data_types": {"keep_in_fp32_modules": ["e_score*"]},
+    "data_efficiency": {"enabled": True, "data_routing": {"enabled": True}},
+    "comet": {"enabled": True, "mode": "create"},
+}
+
+
+@pytest.mark.parametrize("key", TAKEN)
+def test_what_deepspeed_takes_and_moves_no_other_number_is_taken(key: str) -> None:
+    assert refused(BASE | {key: TAKEN[key]}) == []
+
+
+def test_what_is_taken_without_effect_says_so() -> None:
+    found = check_config(BASE | TAKEN)
+    keys = {"zero_optimization.offload_optimizer.ratio", "compile.deepcompile"}
+    assert keys <= found.without_effect.keys()
+    assert {"checkpoint.use_node_local_storage", "comet.enabled"} <= found.honoured.keys()
+    said = " ".join(found.notes)
+    assert "'cosine', which is neither" in said
+    assert "drops no tokens" in said
+    assert load_config(BASE | TAKEN).steps_per_print is None
+
+
+def test_a_pass_that_divides_the_model_needs_the_axis_that_does_it_here() -> None:
+    passes = {"compile": {"deepcompile": True, "passes": ["autosp"]}}
+    (found,) = check_config(BASE | passes).refused
+    assert (found.key, "sequence_parallel_size" in found.fix) == ("compile.passes", True)
+    assert refused(BASE | passes | {"sequence_parallel_size": 2}) == []
+
+
+def test_a_curriculum_is_refused() -> None:
+    sampling = {"enabled": True, "data_sampling": {"enabled": True}}
+    (found,) = check_config(BASE | {"data_efficiency": sampling}).refused
+    assert found.key == "data_efficiency.enabled"
+    assert "data_sampling" in found.fix
 
 
 @pytest.mark.parametrize("key", OFF_ONLY)

@@ -67,12 +67,20 @@ def test_an_ignored_key_is_said_once_with_the_known_one_that_it_resembles(caplog
         "stage": "zero_optimization.stage",
         "fp32_allreduce": "communication_data_type",
         "data_types.grad_accumulation_dtype": "grad_accum_dtype",
+        "gradient_accumulation_dtype": "data_types.grad_accum_dtype",
+        "max_grad_norm": "gradient_clipping",
+        "optimizer.eps": "optimizer.params.eps",
+        "optimizer.weight_decay": "optimizer.params.weight_decay",
+        "scheduler.warmup_num_steps": "scheduler.params.warmup_num_steps",
         "smpd": "spmd",
     }
     others = ["_comment", "log", "cuda_visible_devices"]
     for key in [*resembled, *others]:
         for _ in range(2):
-            load_config(nested(key, 1))
+            named = nested(key, 1)
+            for section in named.keys() & REQUIRED.keys():
+                named[section] |= REQUIRED[section]
+            load_config(named)
     assert all(record.levelname == "WARNING" for record in caplog.records)
     expected = [(key, f". Did you mean {name!r}?") for key, name in resembled.items()]
     assert ignored(caplog) == [*expected, *((key, "") for key in others)]

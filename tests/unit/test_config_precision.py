@@ -32,11 +32,13 @@ def test_bf16_and_fp16_exclude_each_other():
     assert refused({"bf16": {"enabled": True}, "fp16": {"enabled": True}}).key == "fp16.enabled"
 
 
-@pytest.mark.parametrize("section", ["bf16", "fp16"])
-def test_autocast_excludes_low_precision_parameters(section):
-    error = refused({"torch_autocast": {"enabled": True}, section: {"enabled": True}})
+def test_autocast_stands_beside_bf16_and_not_beside_fp16():
+    beside = load_config({"torch_autocast": {"enabled": True}, "bf16": {"enabled": True}})
+    policy = PrecisionPolicy.from_config(beside)
+    assert policy.parameter == policy.autocast == torch.bfloat16
+    error = refused({"torch_autocast": {"enabled": True}, "fp16": {"enabled": True}})
     assert error.key == "torch_autocast.enabled"
-    assert section in error.fix
+    assert "enable bf16" in error.fix
 
 
 LOW = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -103,14 +104,47 @@ def test_wandb_logs_to_the_configs_project_at_sample_counts(tmp_path: Path) -> N
     assert seen == ["fish", "red", "sea", 0.25, 24]
 
 
+def test_comet_gets_a_scalar_again_after_its_interval_of_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[Any] = []
+
+    class Experiment:
+        def set_name(self, name: str) -> None:
+            said.append(name)
+
+        def log_metric(self, name: str, value: float, *, step: int) -> None:
+            said.append((name, value, step))
+
+        def end(self) -> None:
+            said.append("end")
+
+    def start(**asked: Any) -> Experiment:
+        said.append({key: value for key, value in asked.items() if value is not None})
+        return Experiment()
+
+    # The package is no requirement of the tests.
+    comet = types.ModuleType("comet_ml")
+    comet.start = start  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "comet_ml", comet)
+    section = {"enabled": True, "project": "fish", "experiment_name": "red", "mode": "create"}
+    config = {"train_micro_batch_size_per_gpu": 1, "comet": section | {"samples_log_interval": 16}}
+    monitor = MonitorMaster(load_config(config))
+    monitor.write_events([("lr", 0.5, 8), ("lr", 0.25, 16), ("loss", 2.0, 16), ("lr", 0.125, 24)])
+    monitor.close()
+    asked = {"project": "fish", "mode": "create"}
+    assert said == [asked, "red", ("lr", 0.5, 8), ("loss", 2.0, 16), ("lr", 0.125, 24), "end"]
+
+
 def test_a_missing_package_is_an_error_that_names_the_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
-    for section in ("tensorboard", "wandb"):
-        for name in [name for name in sys.modules if name.split(".")[0] == section]:
+    packages = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
+    for section, package in packages.items():
+        for name in [name for name in sys.modules if name.split(".")[0] == package]:
             monkeypatch.delitem(sys.modules, name)
-        monkeypatch.setitem(sys.modules, section, None)
+        monkeypatch.setitem(sys.modules, package, None)
         config = load_config({"train_micro_batch_size_per_gpu": 1, section: {"enabled": True}})
         with pytest.raises(SpmdZeroConfigError, match=rf"spmdzero\[{section}\]"):
             MonitorMaster(config)

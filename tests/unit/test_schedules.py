@@ -134,6 +134,15 @@ def test_each_group_has_its_own_warmup() -> None:
     assert lrs(optimizer) == [1.0, 3.0]
 
 
+def test_an_unknown_curve_is_the_logarithmic_one_as_in_deepspeed() -> None:
+    unknown, known = make_optimizer(0.5), make_optimizer(0.5)
+    schedules = WarmupLR(unknown, warmup_type="cosine"), WarmupLR(known, warmup_type="log")
+    assert schedules[0].warmup_type == "log"
+    for schedule in schedules:
+        schedule.step(7)
+    assert lrs(unknown) == lrs(known) != [0.0]
+
+
 def test_warmup_ends_at_each_groups_own_lr_by_default() -> None:
     optimizer = make_optimizer(0.5, 0.25)
     WarmupLR(optimizer, warmup_num_steps=3).step(3)
@@ -165,7 +174,6 @@ def test_a_schedule_that_is_made_by_hand_checks_its_arguments_as_the_config_does
     wrong: list[tuple[Any, str]] = [
         (lambda o: WarmupLR(o, warmup_num_steps=0), "warmup_num_steps = 0"),
         (lambda o: WarmupDecayLR(o, "10"), "total_num_steps = '10': this is not a number"),
-        (lambda o: WarmupLR(o, warmup_type="linaer"), "warmup_type = 'linaer'"),
         (lambda o: WarmupLR(o, warmup_max_lr=[0.1, 0.2]), "2 values for 1 param groups"),
         (lambda o: OneCycle(o, 0.1, 0.2, cycle_max_mom=[0.8, 0.9]), "2 values for 1 param groups"),
         (lambda o: OneCycle(o, 0.1, "0.2"), "cycle_max_lr = '0.2'"),

@@ -18,7 +18,8 @@ KEYS = (
         "bf16_",
         "optimizer_states master_weights_and_gradients=master_weights_and_grads",
     ),
-    ("checkpoint.", "", "load_universal_checkpoint=load_universal"),
+    ("checkpoint.", "", "use_node_local_storage load_universal_checkpoint=load_universal"),
+    ("compile.", "is_", "deepcompile_enabled=deepcompile"),
     ("tensor_parallel.", "", "autotp_size"),
     (
         "flops_profiler.",
@@ -57,9 +58,8 @@ FIXED: tuple[tuple[Any, str, str], ...] = (
     (False, "curriculum learning is refused", "curriculum_learning_enabled"),
     (False, "data efficiency is refused", "data_efficiency_enabled data_sampling_enabled"),
     (False, "random layer token drop is refused", "random_ltd_enabled"),
-    (False, "all hosts write into one folder that all of them see", "use_node_local_storage"),
     (False, "XLA fuses the update", "optimizer_legacy_fusion"),
-    (False, "XLA is the compiler", "is_deepcompile_enabled is_deepcompile_active"),
+    (False, "XLA is the compiler", "is_deepcompile_active"),
     (
         False,
         "a gathered parameter is let go, and no group is told apart as the first",
