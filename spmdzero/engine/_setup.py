@@ -108,7 +108,7 @@ def start_backend(
             mesh doesn't fit the devices.
     """
     spec = start_devices(settings, dist_init_required=dist_init_required)
-    batch = resolve_batch_sizes(settings, dp_world_size=spec.replicas)
+    batch = resolve_batch_sizes(settings, dp_world_size=spec.replicas, platform=runtime.platform())
     tell_sizes(settings, batch)
     mesh = current().mesh(spec)
     follow_torchs_seed(runtime.seed)

@@ -68,6 +68,7 @@ def test_a_mismatch_names_all_numbers_and_what_to_write():
         ((33, None, 2), (2, 2), "multiple of 16, such as 32 or 48"),
         ((4, 4, None), (4, 0), "such as 32."),
         ((33, 4, 2), (4, 2), "Write train_batch_size 64"),
+        ((128, 4, 2), (4, 2), "Write gradient_accumulation_steps 4, which keeps the batch, or tr"),
     ]
     for (train, micro, accumulation), (as_micro, as_accumulation), fix in rows:
         with pytest.raises(SpmdZeroConfigError) as caught:
@@ -77,3 +78,23 @@ def test_a_mismatch_names_all_numbers_and_what_to_write():
             "x devices (8)"
         ) in caught.value.reason
         assert fix in caught.value.fix
+
+
+def fix_on(platform, devices, *, micro=8, **more):
+    sizes = {"train_batch_size": 128, "train_micro_batch_size_per_gpu": micro}
+    config = load_config(sizes | {"gradient_accumulation_steps": 2} | more)
+    with pytest.raises(SpmdZeroConfigError) as caught:
+        resolve_batch_sizes(config, dp_world_size=devices, platform=platform)
+    return caught.value.fix
+
+
+def test_too_few_cpu_devices_are_counted_with_the_way_to_pretend_more():
+    said = fix_on("CPU", 1)
+    assert said.startswith("There is 1 CPU device; `spmdzero run --devices 8 SCRIPT` pretends 8")
+    assert "PJRT_DEVICE=CPU CPU_NUM_DEVICES=8" in said
+    assert "gradient_accumulation_steps 16, which keeps the batch" in said
+    shared = fix_on("CPU", 2, sequence_parallel_size=2)
+    assert shared.startswith("There are 4 CPU devices; `spmdzero run --devices 16 SCRIPT`")
+    # Chips aren't pretended, and no number of devices makes these sizes right.
+    assert "--devices" not in fix_on("TPU", 1)
+    assert "--devices" not in fix_on("CPU", 1, micro=3)
