@@ -1,6 +1,6 @@
 """Classifies scikit-learn's digits, written for DeepSpeed: parameter groups, accumulation.
 
-    PJRT_DEVICE=CPU CPU_NUM_DEVICES=2 python examples/deepspeed_style/digits.py
+    spmdzero run --devices 2 examples/deepspeed_style/digits.py
 
 With `import deepspeed` instead it runs under DeepSpeed's launcher, and trains the same model.
 """

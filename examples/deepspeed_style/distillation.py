@@ -1,6 +1,6 @@
 """Distils a wide teacher into a small student, written for DeepSpeed: two engines, own losses.
 
-    PJRT_DEVICE=CPU CPU_NUM_DEVICES=2 python examples/deepspeed_style/distillation.py
+    spmdzero run --devices 2 examples/deepspeed_style/distillation.py
 
 With `import deepspeed` instead it runs under DeepSpeed's launcher, and trains the same models.
 """

@@ -1,6 +1,6 @@
 """A byte-level language model, written for DeepSpeed: ZeRO-2, the schedule from the JSON.
 
-    PJRT_DEVICE=CPU CPU_NUM_DEVICES=2 python examples/deepspeed_style/language_model.py
+    spmdzero run --devices 2 examples/deepspeed_style/language_model.py
 
 With `import deepspeed` instead it runs under DeepSpeed's launcher, and trains the same model.
 """

@@ -101,7 +101,7 @@ def _devices() -> Check:
         "devices",
         said,
         status="note",
-        fix="CPU_NUM_DEVICES=8 gives 8 virtual ones, to see what is sharded",
+        fix="`spmdzero run --devices 8 SCRIPT` pretends 8, to see what is sharded",
     )
 
 
