@@ -88,7 +88,8 @@ class ReadProgram:
             and not _widened_by_the_compiler(self._module, instruction)
             and not (communicate is None and self._is_narrowed_again(place))
         ]
-        yield from _wide(wide, dtypes, where, communicate and (self._key, communicate))
+        asked = None if communicate is None else (self._key, communicate)
+        yield from _wide(wide, dtypes, where, asked)
 
     def _is_narrowed_again(self, place: int) -> bool:
         """Whether a sum's result is narrowed before any other use.

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,13 +37,14 @@ def keep_in_fp32(model: nn.Module, asked: Sequence[str], *, dtype: torch.dtype) 
 
 
 def _named_by(model: nn.Module, dtype: torch.dtype) -> Iterator[str]:
+    lists = ["_keep_in_fp32_modules_strict"]
+    if dtype == torch.float16:
+        lists.append("_keep_in_fp32_modules")
     for at, part in model.named_modules():
-        names = {*(getattr(part, "_keep_in_fp32_modules_strict", None) or ())}
-        if dtype == torch.float16:
-            names |= {*(getattr(part, "_keep_in_fp32_modules", None) or ())}
-        for name in names:
-            pattern = _as_regex(name)
-            yield rf"^{re.escape(at)}\..*{pattern}" if at else pattern
+        for each in lists:
+            names: Any = getattr(part, each, None)
+            for pattern in map(_as_regex, names or ()):
+                yield rf"^{re.escape(at)}\..*{pattern}" if at else pattern
 
 
 def _as_regex(name: str) -> str:
