@@ -25,6 +25,7 @@ from spmdzero.engine._reports import WallClock, reports
 from spmdzero.engine._step_end import StepEnd
 from spmdzero.engine._three_calls import ThreeCalls
 from spmdzero.engine._train_batch import TrainBatch
+from spmdzero.engine._uncompiled import uncompiled
 from spmdzero.monitor import MonitorMaster
 from spmdzero.state._counters import Counters
 from spmdzero.state._training import Training
@@ -49,6 +50,7 @@ else:
     _Offered = refused_methods("DeepSpeedEngine")
 
 
+@uncompiled("__call__ forward backward step train_batch")
 @offers("_getters", ConfigGetters)
 @offers("_training", Training, _SHARED)
 @offers("_calls", ThreeCalls, "forward backward scale step _backward_epilogue")

@@ -36,6 +36,7 @@ from spmdzero.engine._groups import Groups, Members, find_groups
 from spmdzero.engine._plan_of import mesh_of, offloaded
 from spmdzero.engine._schedule import make_schedule
 from spmdzero.engine._start_line import say_offload
+from spmdzero.engine._unwrapped import unwrapped
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError, UsageAssertionError
 from spmdzero.nn._causal_lm import fuse_causal_lm_losses
 from spmdzero.plan import Layout, MeshSpec, Role, ShardingPlan
@@ -62,16 +63,16 @@ logger = logging.getLogger("spmdzero")
 
 
 def require_module(model: object) -> nn.Module:
-    """Returns the model if it is a module.
+    """Returns the module to train: the model, without what a script for GPUs wrapped it in.
 
     Raises:
-        UsageAssertionError: it is none.
+        UsageAssertionError: the model is no module.
     """
     if not isinstance(model, nn.Module):
         raise UsageAssertionError(
             f"initialize(model=...) needs a torch.nn.Module, got {type(model).__name__}"
         )
-    return model
+    return unwrapped(model)
 
 
 def read_settings(config: Any) -> SpmdZeroConfig:

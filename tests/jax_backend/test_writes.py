@@ -1,5 +1,6 @@
 """Writes in place that JAX's backend alone knows, or refuses, beside torch on the CPU."""
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from spmdzero.backend import Mesh
+from spmdzero.backend.jax._cells import Cell
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._graph import Graph
 from spmdzero.errors import SpmdZeroRuntimeError
@@ -170,3 +172,9 @@ def test_another_default_dtype_is_another_program_to_later_processes(mesh: Mesh)
     finally:
         torch.set_default_dtype(torch.float32)
     assert key() == first
+
+
+def test_a_cell_that_was_never_filled_goes_without_noise() -> None:
+    # torch's compiler makes such objects, and Python prints what is raised when one goes.
+    Cell.__new__(Cell)
+    gc.collect()

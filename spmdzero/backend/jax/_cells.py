@@ -45,16 +45,19 @@ class Cell:
         if value.node is not None:
             _written[id(self)] = _cells[id(self)]
 
-    def __del__(self) -> None:
-        """Counts this cell out of its value's holders.
+    # At Python's end the names of this module may be gone already.
+    def __del__(self, forget: Callable[..., object] = _cells.pop) -> None:
+        """Counts this cell out of its value's holders; one that was never given a value has none.
 
         Python drops exceptions raised here: a Ctrl-C at this very moment, outside `held`, is lost
         (press again). Then the value may count one holder too many, and is not donated to a program
         until it goes. Holding signals would take 3 microseconds for each tensor that goes, ten
         times its whole life.
         """
-        self.held.holders -= 1
-        _cells.pop(id(self), None)
+        value = getattr(self, "held", None)
+        if value is not None:
+            value.holders -= 1
+            forget(id(self), None)
 
     @property
     def value(self) -> Value:
