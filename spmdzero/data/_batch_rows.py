@@ -53,7 +53,8 @@ class BatchRows:
     In training a batch has all rows of a micro-batch, or fewer, as the last one of an epoch may. A
     short batch is recognised by the inputs that were batches in the first whole micro-batch with
     the same inputs. A loader that yields the rows of one device instead of all never has a whole
-    batch, so that its rows are no short batch. In evaluation a batch may have any number of rows.
+    batch, so that its rows are no short batch. In evaluation a batch may have any number of rows;
+    if the devices of a lone host can't share it equally, each takes it whole.
 
     Each device trains on its share of the rows, and loss and gradient are the mean over devices
     of the mean over their rows, as over DeepSpeed's ranks whose loaders end with a short batch.
@@ -113,7 +114,7 @@ class BatchRows:
 
         Raises:
             SpmdZeroUsageError: in training, no input has the rows of a whole micro-batch or of a
-                short one; in evaluation, the devices can't share the rows of the first one.
+                short one; or devices that have to share the rows of the first one can't.
         """
         if not inputs:
             return Batches(paths=frozenset())
@@ -121,7 +122,9 @@ class BatchRows:
         paths = self._paths(kind, inputs, training=training)
         first = next(item for item in inputs if item.path in paths)
         joined = self._joined_in(kind, first.count, training=training) if self.any_number else 1
-        shared = self._shares(first, joined)
+        shared = self._shares(first, joined, training=training)
+        if not training and not shared:
+            self._say_whole(first.count)
         if training and first.count not in (self.announced, joined * self.whole):
             self._say(first.count, joined, short=kind in self._whole or joined > 1)
         return Batches(paths=paths, joined=joined or 1, shared=shared)
@@ -154,7 +157,7 @@ class BatchRows:
             return 1
         return 0 if rest else joined
 
-    def _shares(self, item: Rows, joined: int) -> bool:
+    def _shares(self, item: Rows, joined: int, *, training: bool) -> bool:
         """Whether the devices share the rows.
 
         Raises:
@@ -163,15 +166,30 @@ class BatchRows:
         devices = self._local
         if joined and item.count % (joined * devices) == 0:
             return True
-        if self.any_number and runtime.process_count() == 1:
+        if (self.any_number or not training) and runtime.process_count() == 1:
             return False
         up = -(-item.count // devices) * devices
+        if not training:
+            raise SpmdZeroUsageError(
+                f"{item}, which {devices} local {self._noun} can't share equally, and on several "
+                f"hosts they have to. Pad it to {up} rows, and leave these rows out of what the "
+                f"engine returns: output[:{item.count}]"
+            )
         raise SpmdZeroUsageError(
             f"{item}, which {devices} local {self._noun} can't share equally. Leave the last short "
             f"batch of an epoch out with DataLoader(drop_last=True), pad it to {up} rows, or "
             "take the loader of initialize(training_data=...), which repeats rows as "
             "DistributedSampler does"
         )
+
+    def _say_whole(self, rows: int) -> None:
+        if 0 not in self._said:
+            self._said.add(0)
+            logger.info(
+                "an evaluation of %d rows, which %d %s can't share equally: each computes all of "
+                "them, which is exact and as slow as one. A multiple of %d is shared",
+                rows, self._local, self._noun, self._local,
+            )  # fmt: skip
 
     def _say(self, rows: int, joined: int, *, short: bool) -> None:
         if rows in self._said:

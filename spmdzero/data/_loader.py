@@ -69,6 +69,12 @@ class ZeroDataLoader:
                 shuffle=shuffle,
                 drop_last=drop_last,
             )
+            if not len(self.sampler):
+                logger.warning(
+                    "the loader has no batches: %d rows are less than one batch of %d, and "
+                    '"dataloader_drop_last" is true. Set it to false, or use your own DataLoader',
+                    self.sampler.length, placer.rows.micro_batch * mesh.replicas,
+                )  # fmt: skip
             options["batch_sampler"] = self.sampler
             dataset = SeededRows(dataset)
         # Seeds for workers are drawn here, where torch would draw them: a resumed epoch repeats

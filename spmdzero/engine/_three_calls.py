@@ -75,8 +75,8 @@ class ThreeCalls:
 
         Raises:
             SpmdZeroUsageError: no tensor among the inputs has the rows of a whole micro-batch, or
-                of a short one after it (in evaluation: rows that the devices can share equally); or
-                torch.func traces the call.
+                of a short one after it (in evaluation on several hosts: rows that the devices can
+                share equally); or torch.func traces the call.
             ReplicaRegionError: the module does something that can't be done per replica.
         """
         training = self._training

@@ -154,7 +154,8 @@ def test_config_md_has_a_row_for_every_key_of_deepspeed():
 
 
 def test_diff_on_the_deepspeed_page_ends_in_the_code_that_runs():
-    found = {block.language: block.text for block in blocks(ROOT / "docs/coming_from_deepspeed.md")}
+    page = blocks(ROOT / "docs/coming_from_deepspeed.md")
+    found = {block.language: block.text for block in reversed(page)}
     after = [line[1:] for line in found["diff"].splitlines() if not line.startswith("-")]
     assert after == found["python"].splitlines()
 

@@ -53,6 +53,17 @@ def test_an_empty_dataset_is_named_as_what_has_no_rows() -> None:
         )
 
 
+def test_a_loader_without_batches_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    engine, loader = make(rows(40), dataloader_drop_last=True)
+    assert len(loader) == 2
+    assert "no batches" not in caplog.text
+    assert len(engine.deepspeed_io(rows(8), route="eval")) == 0
+    assert (
+        "the loader has no batches: 8 rows are less than one batch of 16, and "
+        '"dataloader_drop_last" is true' in caplog.text
+    )
+
+
 def make(
     data: Dataset[Any], model: nn.Module | None = None, collate: Any = None, **more: Any
 ) -> tuple[spmdzero.Engine, Any]:

@@ -157,6 +157,56 @@ def test_rows_that_devices_cannot_share_say_what_to_do() -> None:
             engine(x[:rows], x[:rows, 0])
 
 
+class Judged(LogOfMean):
+    """What a validation wants: loss, one value for each row, two counts of rows, all in one."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        found = self.body(x).squeeze(-1)
+        right = (found.sign() == y.sign()).sum()
+        return {
+            "loss": (found - y).square().mean(),
+            "found": found,
+            "right": right,
+            "each": right,
+        }
+
+
+@pytest.mark.parametrize("stage", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_an_evaluation_takes_every_row(stage: int, caplog: pytest.LogCaptureFixture) -> None:
+    outputs = {"right": "sum", "each": "stack"}
+    section = {"stage": stage, "stage3_param_persistence_threshold": 0}
+    spmd = {"min_shard_elements": 16, "outputs": outputs}
+    engine = make(Judged(), zero_optimization=section, spmd=spmd)
+    model = Judged()
+    model.load_state_dict(copied(engine).state_dict())
+    x = torch.randn(119, 6, generator=torch.Generator().manual_seed(2))
+    y, seen = x.sum(1).sin(), []
+    total = rows = 0.0
+    engine.eval()
+    with torch.no_grad(), caplog.at_level("INFO", logger="spmdzero"):
+        for batch in DataLoader(TensorDataset(x, y), batch_size=2 * WHOLE):
+            out = engine(*batch)
+            assert out["right"].item() == out["each"].sum().item()
+            total += out["loss"].item() * len(batch[0])
+            rows += out["right"].item()
+            seen.append(out["found"].cpu())
+        expected = model(x, y)
+        # Fewer rows than devices, and one.
+        for few in (3, 1):
+            assert_summed(
+                {"found": engine(x[:few], y[:few])["found"].cpu()},
+                {"found": expected["found"][:few]},
+            )
+    assert_summed({"found": torch.cat(seen)}, {"found": expected["found"]})
+    assert total / len(x) == pytest.approx(expected["loss"].item(), rel=1e-6)
+    assert rows == expected["right"].item()
+    said = [r.getMessage() for r in caplog.records if "an evaluation of" in r.getMessage()]
+    assert said == [
+        "an evaluation of 55 rows, which 8 devices can't share equally: each computes all of "
+        "them, which is exact and as slow as one. A multiple of 8 is shared"
+    ]
+
+
 def table_mean(engine: spmdzero.Engine, table: torch.Tensor, x: torch.Tensor) -> float:
     return (copy.deepcopy(engine.module.linear).cpu()(x) * table.sum()).mean().item()
 

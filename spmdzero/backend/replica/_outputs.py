@@ -52,6 +52,7 @@ class Outputs:
         """The first replica's `output` in global space, after a forward in which each had all rows.
 
         Replicas may draw different dropout masks. One replica's output is what one device computes.
+        One that is declared as ``stack`` is a stack of that one.
         """
 
         def leave(path: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -59,7 +60,8 @@ class Outputs:
                 return tensor
             with programs.scope(f"zero.output/{path or 'loss'}"):
                 stacked = leave_batch(tensor[None], 0, self._mesh, self._seed)
-                return self._mesh.mark(stacked[0], REPLICATED)
+                first = stacked[:1] if self._rules.outputs.get(path) == "stack" else stacked[0]
+                return self._mesh.mark(first, REPLICATED)
 
         return map_tensors(output, leave)
 
