@@ -5,7 +5,8 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from spmdzero import _torch_tpu
+from spmdzero import _cuda, _torch_tpu
+from spmdzero._after_import import after_import
 from spmdzero._logging import show_log_lines
 from spmdzero.compat._old_paths import FIRST_LEVEL, attribute, keep_old_paths
 from spmdzero.compat._versions import VERSION_NAMES, version_named
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 show_log_lines()
 keep_old_paths()
 _torch_tpu.keep_out()
+after_import("torch", _cuda.explain)
 
 
 class _Package(ModuleType):

@@ -8,10 +8,14 @@ from pathlib import Path
 from types import FrameType
 
 import torch
+import typing_extensions
 from torch import nn
 
 _PYTHON = str(Path(os.__file__).parent)
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+# What torch calls deprecated is called through typing_extensions.
+_LIBRARIES = (
+    str(Path(torch.__file__).parent), str(Path(__file__).parent), typing_extensions.__file__, "<",
+)  # fmt: skip
 
 
 def user_line(owner: nn.Module | None = None, *, otherwise: str = "in the forward pass") -> str:
@@ -56,6 +60,14 @@ def called_by_library(function: str, folder: Path) -> bool:
         ):
             return True
     return False
+
+
+def frames_below() -> Iterator[FrameType]:
+    """Yields the frames of libraries that the user's running line has called, the latest first."""
+    for frame in _frames():
+        if _is_users(frame):
+            return
+        yield frame
 
 
 def _frames() -> Iterator[FrameType]:

@@ -55,7 +55,7 @@ def _making(make: Callable[..., Any], devices: Callable[[], torch.device]) -> Ca
 
 @functools.cache
 def take_over(devices: Callable[[], torch.device]) -> None:
-    """Makes torch accept a local rank for the devices, or say what to write where it can't.
+    """Makes torch accept a local rank for the devices; elsewhere `spmdzero._cuda` says what to do.
 
     `tensor.to`, `module.to`, `torch.tensor` and `torch.as_tensor` accept it, as they can be wrapped
     in Python. TorchScript finds other factories, as `torch.zeros`, by identity: they stay.
@@ -67,19 +67,3 @@ def take_over(devices: Callable[[], torch.device]) -> None:
         owner.to = _moving(owner.to, devices)  # type: ignore[method-assign]
     for name in ("tensor", "as_tensor"):
         setattr(torch, name, _making(getattr(torch, name), devices))
-    # C++ calls this function by its name before it makes a CUDA tensor.
-    begin = torch.cuda._lazy_init
-
-    @functools.wraps(begin)
-    def explained() -> None:
-        try:
-            begin()
-        except (AssertionError, RuntimeError) as error:
-            raise type(error)(
-                f"{error}\n{user_line(otherwise=_LINE)}: spmdzero trains on engine.device "
-                f"({devices()}). Use .to(engine.device) in the place of .cuda() and .to('cuda'), "
-                "and device=engine.device; a local rank is a device to tensor.to, module.to, "
-                "torch.tensor and torch.as_tensor alone"
-            ) from error
-
-    torch.cuda._lazy_init = explained

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from spmdzero._cuda import warn_of_cpus_autocast
+from spmdzero._user_line import user_line
 from spmdzero.backend import arrays, held, is_transforming, map_tensors
 from spmdzero.data._inputs import to_half
 from spmdzero.engine._accumulation import Accumulation
@@ -80,6 +82,8 @@ class ThreeCalls:
             ReplicaRegionError: the module does something that can't be done per replica.
         """
         training = self._training
+        if torch.is_autocast_enabled("cpu"):
+            warn_of_cpus_autocast(user_line(otherwise="engine(...)"))
         if is_transforming():
             raise SpmdZeroUsageError(_TRANSFORMED)
         with held(), self._wall_clock.phase("fwd"), naming_what_left(training):

@@ -12,11 +12,11 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from spmdzero._after_import import after_import
 from spmdzero.backend import choose
 from spmdzero.backend.hosts import processes
 from spmdzero.config import backend_of, load_config, with_value
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.integrations._after_import import after_import
 from spmdzero.integrations._replaced import in_place_of
 
 ASKED = "ACCELERATE_USE_DEEPSPEED"

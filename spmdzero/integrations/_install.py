@@ -13,11 +13,11 @@ from typing import Any
 
 import spmdzero
 from spmdzero import _torch_tpu
+from spmdzero._after_import import after_import
 from spmdzero.compat import git_version_info
 from spmdzero.compat._old_paths import code_of, is_deepspeeds
 from spmdzero.errors import RefusedImportError, SpmdZeroUsageError
 from spmdzero.integrations import _accelerate, _trainer
-from spmdzero.integrations._after_import import after_import
 from spmdzero.integrations._initialize import initialize
 
 NAME, VERSION = "deepspeed", git_version_info.version

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
+from spmdzero._after_import import after_import
 from spmdzero._logging import is_new
 from spmdzero.backend import arrays
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._accelerate import ASKED, refuse_late
-from spmdzero.integrations._after_import import after_import
 from spmdzero.integrations._client_engine import ClientEngine
 from spmdzero.integrations._deferred import DeferredTensor
 from spmdzero.integrations._replaced import in_place_of

@@ -1,7 +1,9 @@
 """What scripts for GPUs write around a model and an engine: it trains all the same, and is told."""
 
 import logging
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,8 @@ import torch
 from torch import nn
 
 import spmdzero
+from spmdzero._cuda import INSTEAD
+from tests.support.processes import run_python
 
 CONFIG = {
     "train_micro_batch_size_per_gpu": 2,
@@ -132,3 +136,115 @@ def test_a_compiled_engine_is_xlas(plain: list[float], caplog: pytest.LogCapture
     assert caplog.text.count("torch.compile around the engine has no effect") == 1
     # What a script compiles besides is torch's.
     assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist() == [2, 2]
+
+
+without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is there")
+MODEL, TENSOR = "spmdzero.initialize places it", r"leave .*of a batch out.*\.to\(engine.device\)"
+ASKS = {
+    "model.cuda": (lambda: nn.Linear(2, 2).cuda(), MODEL),
+    "model.to": (lambda: nn.Sequential(nn.Linear(2, 2)).to("cuda"), MODEL),
+    "batch.cuda": (lambda: torch.ones(2).cuda(), TENSOR),
+    "batch.to": (lambda: torch.ones(2).to("cuda:0"), TENSOR),
+    "zeros": (lambda: torch.zeros(2, device="cuda"), TENSOR),
+    "synchronize": (torch.cuda.synchronize, r"get_accelerator\(\).synchronize\(\)"),
+    "set_device": (lambda: torch.cuda.set_device(0), r"get_accelerator\(\).set_device\(...\)"),
+    "get_device_name": (torch.cuda.get_device_name, r"get_accelerator\(\).device_name\(\)"),
+    "stream": (lambda: torch.cuda.current_stream(), "leave torch.cuda.current_stream out"),
+}
+
+
+@without_cuda
+@pytest.mark.parametrize("name", ASKS)
+def test_a_script_that_asks_for_cuda_is_told_what_to_write(name: str) -> None:
+    ask, write = ASKS[name]
+    with pytest.raises((AssertionError, RuntimeError)) as caught:
+        ask()
+    *_, told = str(caught.value).splitlines()
+    assert re.search(rf"{Path(__file__).name}:\d+: there is no CUDA here.*{write}", told)
+
+
+@without_cuda
+def test_a_torch_without_cudas_code_is_explained_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C, "_cuda_setDevice", raising=False)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    with pytest.raises(AssertionError, match=r"get_accelerator\(\).set_device"):
+        torch.cuda.set_device(0)
+
+
+def test_what_is_named_in_the_place_of_cudas_calls_is_there() -> None:
+    accelerator = spmdzero.get_accelerator()
+    for name, call in INSTEAD.items():
+        assert callable(getattr(torch.cuda, name))
+        assert callable(getattr(accelerator, call.partition("(")[0]))
+
+
+BEFORE = """
+import spmdzero
+import torch
+try:
+    torch.nn.Linear(2, 2).cuda()
+except (AssertionError, RuntimeError) as error:
+    assert "spmdzero.initialize places it" in str(error), error
+"""
+
+
+@without_cuda
+@pytest.mark.parametrize("first", ["spmdzero", "torch"])
+def test_cuda_is_explained_before_anything_has_started(first: str) -> None:
+    run_python("-c", f"import {first}\n{BEFORE}", fresh=True)
+
+
+@without_cuda
+@pytest.mark.filterwarnings("ignore:.*CUDA.*:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*autocast:FutureWarning")
+@pytest.mark.parametrize(
+    "context",
+    [
+        lambda: torch.autocast("cuda", dtype=torch.float16),
+        lambda: torch.cuda.amp.autocast(),
+        lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    ],
+)
+def test_an_autocast_that_is_off_says_what_to_write(
+    context: Callable[[], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = start(Classifier())
+    with torch.autocast("cuda", enabled=False), torch.autocast("xla", dtype=torch.bfloat16):
+        engine(*rows(0))
+    assert "autocast" not in caplog.text
+    for _ in range(2):
+        with context():
+            assert engine(*rows(0)).dtype == torch.float32
+    (said,) = [line for line in caplog.messages if "autocast" in line]
+    assert re.search(
+        r'test_gpu_scripts.py:\d+: torch.autocast\("c.*is off.*"bf16".*engine.device.type', said
+    )
+
+
+@without_cuda
+@pytest.mark.filterwarnings("ignore:.*CUDA.*:UserWarning")
+def test_an_autocast_that_asks_a_missing_gpu_says_what_to_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # So it is where torch_xla is installed.
+    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+    told = r'test_gpu_scripts.py:\d+: torch.autocast\("cuda"\) is off'
+    with pytest.raises(RuntimeError, match=told):
+        torch.autocast("cuda", dtype=torch.bfloat16)
+
+
+@without_cuda
+@pytest.mark.filterwarnings("ignore:.*GradScaler:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*GradScaler:FutureWarning")
+@pytest.mark.parametrize("make", [torch.amp.GradScaler, torch.cuda.amp.GradScaler])
+def test_a_scaler_without_cuda_says_what_to_write(
+    make: Callable[[], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.amp.GradScaler("cuda", enabled=False)
+    assert not caplog.messages
+    for _ in range(2):
+        make()
+    (said,) = caplog.messages
+    assert re.search(
+        r'test_gpu_scripts.py:\d+: GradScaler is for CUDA.*"fp16".*engine.step\(\)', said
+    )

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from spmdzero.integrations._after_import import after_import
+from spmdzero._after_import import after_import
 
 
 def test_the_action_waits_for_the_import_and_leaves_the_module_as_it_is(
