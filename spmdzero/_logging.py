@@ -12,9 +12,21 @@ _SAID: set[Hashable] = set()
 class _DefaultHandler(logging.StreamHandler):
     def emit(self, record: logging.LogRecord) -> None:
         # A script that configures logging gets each line once, in its own format.
-        if not logging.getLogger().handlers:
+        if not _is_shown(record):
             with _beside_progress_bars(self.stream):
                 super().emit(record)
+
+
+def _is_shown(record: logging.LogRecord) -> bool:
+    """Whether a handler of the root logger shows a line, and does not only keep it in a file.
+
+    Clients give the root logger handlers that drop all lines but errors, as ms-swift does.
+    """
+    return logging.getLogger(record.name).propagate and any(
+        record.levelno >= handler.level
+        and not isinstance(handler, logging.FileHandler | logging.NullHandler)
+        for handler in logging.getLogger().handlers
+    )
 
 
 def _beside_progress_bars(stream: object) -> contextlib.AbstractContextManager[object]:
@@ -26,7 +38,7 @@ def _beside_progress_bars(stream: object) -> contextlib.AbstractContextManager[o
 
 
 def show_log_lines() -> None:
-    """Prints INFO lines of the "spmdzero" logger to stderr unless the root logger has handlers."""
+    """Prints INFO lines of the "spmdzero" logger to stderr unless the root logger shows them."""
     logger = logging.getLogger("spmdzero")
     if not logger.handlers:
         handler = _DefaultHandler()

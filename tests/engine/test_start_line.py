@@ -1,9 +1,12 @@
 """What an engine says before it trains: one line with its batch, and lines around long compiles."""
 
+import io
 import logging
 import re
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -149,3 +152,46 @@ def test_a_line_stands_by_itself_beside_a_progress_bar(
     lines = re.split(r"[\r\n]", capfd.readouterr().err)
     (line,) = [line for line in lines if "between two steps" in line]
     assert "%|" not in line
+
+
+def _at(level: int) -> logging.Handler:
+    handler = logging.StreamHandler(io.StringIO())
+    handler.setLevel(level)
+    return handler
+
+
+@pytest.mark.parametrize(
+    ("make", "shown"),
+    [
+        # ms-swift does so with whatever it finds there.
+        (lambda _: _at(logging.ERROR), ["INFO", "WARNING"]),
+        (lambda _: _at(logging.WARNING), ["INFO"]),
+        (lambda _: logging.NullHandler(), ["INFO", "WARNING"]),
+        (lambda path: logging.FileHandler(path / "log", delay=True), ["INFO", "WARNING"]),
+        (lambda _: _at(logging.NOTSET), []),
+    ],
+)
+def test_a_line_that_the_roots_handlers_drop_is_on_stderr(
+    make: Callable[[Path], logging.Handler],
+    shown: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logger, stream = logging.getLogger("spmdzero"), io.StringIO()
+    (handler,) = [h for h in logger.handlers if type(h).__module__ == "spmdzero._logging"]
+    monkeypatch.setattr(handler, "stream", stream)
+    given = make(tmp_path)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [given])
+    logger.info("it compiles")
+    logger.warning("it was skipped")
+    given.close()
+    assert re.findall(r"\[(\w+)\] \[spmdzero\]", stream.getvalue()) == shown
+
+
+def test_lines_are_on_stderr_if_the_root_is_kept_from_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    logger, stream = logging.getLogger("spmdzero"), io.StringIO()
+    (handler,) = [h for h in logger.handlers if type(h).__module__ == "spmdzero._logging"]
+    monkeypatch.setattr(handler, "stream", stream)
+    monkeypatch.setattr(logger, "propagate", False)
+    logger.info("it compiles")
+    assert "it compiles" in stream.getvalue()
