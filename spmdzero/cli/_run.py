@@ -9,7 +9,9 @@ from spmdzero.errors import SpmdZeroUsageError
 
 
 def run(
-    script: Annotated[str, typer.Argument(help="a script; with -m the name of a module")],
+    script: Annotated[
+        str, typer.Argument(help="a script or a command in Python; with -m the name of a module")
+    ],
     arguments: Annotated[list[str] | None, typer.Argument(help="the script's own")] = None,
     module: Annotated[
         bool, typer.Option("-m", "--module", help="run a module, as python -m does")
@@ -21,12 +23,14 @@ def run(
     """Runs a script in which `deepspeed` is spmdzero, for transformers and other clients too."""
     from spmdzero.integrations import install
     from spmdzero.integrations._as_main import run_as_main
+    from spmdzero.integrations._children import know_deepspeed
 
     if devices is not None:
         # The runtime reads these variables at the first question about devices.
         os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(devices))
     try:
         install()
+        know_deepspeed()
         run_as_main(script, arguments or [], module=module)
     except SpmdZeroUsageError as error:
         typer.echo(f"spmdzero run: {error}", err=True)

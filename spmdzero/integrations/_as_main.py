@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import runpy
+import shutil
 import sys
 from collections.abc import Sequence
 from types import TracebackType
@@ -20,7 +21,7 @@ def run_as_main(target: str, arguments: Sequence[str], *, module: bool) -> None:
     """Runs `target` as ``__main__``, and shows its exceptions as Python shows them.
 
     Args:
-        target: path of a script, or the name of a module.
+        target: path of a script, the name of a module, or of a command that is a Python script.
         arguments: the script's arguments in `sys.argv`.
         module: whether `target` is a module's name, as after ``python -m``.
 
@@ -29,12 +30,12 @@ def run_as_main(target: str, arguments: Sequence[str], *, module: bool) -> None:
         SystemExit: with the script's own code; with 1 after any other exception, with 130 after
             Ctrl-C.
     """
+    if not module and not os.path.exists(target):
+        target = _command(target)
     _first_on_the_path("" if module else os.path.dirname(os.path.realpath(target)))
     sys.argv = [target, *arguments]
     if module:
         _require_module(target)
-    elif not os.path.exists(target):
-        raise SpmdZeroUsageError(f"{target}: no such file in {os.getcwd()}")
     try:
         if module:
             runpy.run_module(target, run_name="__main__", alter_sys=True)
@@ -50,6 +51,26 @@ def _first_on_the_path(folder: str) -> None:
     """Puts the script's folder first on the path, in place of the running command's folder."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = folder or os.getcwd()
+
+
+def _command(name: str) -> str:
+    """The file of a command that packages have put on the path, as `accelerate` or `trl`."""
+    # Commands of this Python's environment may not be on the path.
+    here = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+    found = None if os.path.dirname(name) else shutil.which(name, path=here)
+    if found is None:
+        raise SpmdZeroUsageError(
+            f"{name}: no such file in {os.getcwd()}, and no command of that name"
+        )
+    with open(found, "rb") as file:
+        # With a long path to Python pip lets sh run a script, which names it in the second line.
+        head = file.read(400)
+    if not (head.startswith(b"#!") and b"python" in head):
+        raise SpmdZeroUsageError(
+            f"{name}: {found} is no Python script. Take the script or the module that it runs, "
+            "such as `spmdzero run -m package.module`"
+        )
+    return found
 
 
 def _require_module(name: str) -> None:

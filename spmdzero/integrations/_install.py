@@ -17,7 +17,7 @@ from spmdzero._after_import import after_import
 from spmdzero.compat import git_version_info
 from spmdzero.compat._old_paths import code_of, is_deepspeeds
 from spmdzero.errors import RefusedImportError, SpmdZeroUsageError
-from spmdzero.integrations import _accelerate, _trainer
+from spmdzero.integrations import _accelerate, _children, _trainer
 from spmdzero.integrations._initialize import initialize
 
 NAME, VERSION = "deepspeed", git_version_info.version
@@ -50,6 +50,7 @@ def install() -> None:
         )
     refuse_other_backends()
     follow_clients()
+    _children.start_one_a_host()
     sys.meta_path.insert(0, _Finder(package=True))
 
 

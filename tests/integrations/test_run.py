@@ -1,5 +1,6 @@
 """`spmdzero run`: what a script sees and leaves is what `python` would show."""
 
+import os
 import re
 import subprocess
 import sys
@@ -144,3 +145,77 @@ def test_the_command_gives_a_script_spmdzero_by_the_name_deepspeed(tmp_path: Pat
     script.write_text(SCRIPT)
     words = ["run", "--devices", "3", str(script), "--devices", "5", "-m"]
     assert run_python("-m", "spmdzero", *words) == SEEN_BY_IT
+
+
+def test_a_command_of_a_package_runs_as_by_the_shell(
+    here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = here / "bin" / "a-command"
+    found.parent.mkdir()
+    found.write_text(f"#!{sys.executable}\n{SEEN}")
+    found.chmod(0o755)
+    monkeypatch.setenv("PATH", str(found.parent), prepend=os.pathsep)
+    expected = by_python(str(found), "--help", "x", cwd=here)
+    assert by_us("a-command", capfd, module=False) == expected
+    # A file of that name in the folder comes first.
+    (here / "a-command").write_text("print('mine')")
+    assert by_us("a-command", capfd, module=False)[0] == "mine\n"
+    for name, reason in (("cat", "is no Python script"), ("no-such", "no command of that name")):
+        with pytest.raises(SpmdZeroUsageError, match=f"^{name}: .*{reason}"):
+            run_as_main(name, [], module=False)
+
+
+CHILD = """
+import os, sys
+from importlib.metadata import version
+if "--accelerate" in sys.argv:
+    from accelerate.utils import is_deepspeed_available
+    assert is_deepspeed_available()
+named = version("deepspeed")
+import deepspeed
+print(deepspeed.DeepSpeedEngine.__module__, named == deepspeed.__version__)
+print(*(os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")), sys.own_customs)
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["torchrun", "--nproc_per_node", "8"],
+        pytest.param(
+            [
+                "accelerate",
+                "launch",
+                "--use_deepspeed",
+                "--num_processes",
+                "8",
+                "--num_machines",
+                "1",
+                "--zero_stage",
+                "2",
+                "--mixed_precision",
+                "no",
+                "--dynamo_backend",
+                "no",
+            ],
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_launchers_child_knows_deepspeed_and_is_one_for_all_devices(
+    words: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "child.py").write_text(CHILD)
+    # An environment may have such a module of its own.
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.own_customs = 'own'\n")
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "spmdzero", "run", "--devices", "8", *words),
+            *(str(tmp_path / "child.py"), f"--{words[0]}"),
+        ],
+        env=environment(PYTHONPATH=paths),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == "spmdzero.engine._engine True\n0 0 1 own\n", done.stderr[-2000:]
+    assert "8 processes on each host were asked for" in done.stderr

@@ -1,0 +1,1 @@
+"""The folder that `spmdzero run` puts on the path of child Pythons."""
