@@ -1,5 +1,6 @@
 """Operations of models on the devices, forward and backward, beside torch's on the CPU."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -141,3 +142,16 @@ def test_isin_of_one_number_reduces_no_dim() -> None:
     tokens, pad = torch.tensor([3, 5]), torch.tensor(5)
     found = torch.isin(tokens.to(DEVICE), pad.to(DEVICE))
     assert found.cpu().tolist() == [False, True]
+
+
+def test_tensors_of_two_devices_are_told_where_to_go(mesh: Mesh) -> None:
+    found, labels = torch.ones(8, 3, device=DEVICE), torch.zeros(8)
+    for mixed in (
+        lambda: found.argmax(1) == labels,
+        lambda: labels.eq(found.argmax(1)),
+        lambda: torch.cat([found[0], labels]),
+    ):
+        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same") as caught:
+            mixed()
+        *_, told = str(caught.value).splitlines()
+        assert re.match(rf"{re.escape(__file__)}:\d+: .*shape \[8\] there, \.to\(engine\.dev", told)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from spmdzero._user_line import user_line
 from spmdzero.backend.forms._tree import found
 from spmdzero.backend.jax import _plain_autograd
 from spmdzero.backend.jax._dispatch import dispatched, read, replace, value_of
@@ -80,7 +81,9 @@ def _refuse_two_devices(args: tuple[Any, ...]) -> None:
     if plain and len(plain) < len(tensors) and not any(t.is_meta for t in plain):
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, "
-            f"{DEVICE} and {plain[0].device}!"
+            f"{DEVICE} and {plain[0].device}!\n{user_line(otherwise='This call')}: what the engine "
+            f"returned is on engine.device. Move a tensor of shape {list(plain[0].shape)} there, "
+            ".to(engine.device), or bring the other to the host, .cpu()"
         )
 
 
