@@ -225,7 +225,7 @@ class BatchRows:
     def _wrong(self, item: Rows) -> SpmdZeroUsageError:
         message = (
             f"{item}, a micro-batch has {self.whole} = {self.named}. Hand the engine all rows of "
-            "this host's devices at once"
+            f"this host's devices at once, as of a DataLoader(batch_size={self.whole})"
         )
         if 0 < item.count < self.whole:
             message += (

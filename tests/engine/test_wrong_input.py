@@ -105,7 +105,9 @@ def test_a_schedule_that_could_change_nothing() -> None:
 
 
 def test_wrong_row_counts_name_both_numbers(engine: spmdzero.Engine) -> None:
-    with pytest.raises(SpmdZeroUsageError, match=r"has 12 rows.*16 = .*\(2\) x 8 local devices"):
+    with pytest.raises(
+        SpmdZeroUsageError, match=r"has 12 rows.*16 = .*\(2\) x 8 local.*\(batch_size=16\)"
+    ):
         engine(torch.zeros(12, 4))
     engine.eval()
     with torch.no_grad():

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 import spmdzero
 from spmdzero.backend import Mesh, programs
+from spmdzero.backend.jax import _decompose
 from tests.support.bounds import assert_rounded, assert_summed
 
 DEVICE = torch.device("xla", 0)
@@ -155,3 +156,37 @@ def test_tensors_of_two_devices_are_told_where_to_go(mesh: Mesh) -> None:
             mixed()
         *_, told = str(caught.value).splitlines()
         assert re.match(rf"{re.escape(__file__)}:\d+: .*shape \[8\] there, \.to\(engine\.dev", told)
+
+
+class _Airy(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = torch.nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.special.airy_ai(self.line(x)).mean()
+
+
+def test_an_operation_without_an_entry_and_its_line_are_named_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = {"train_micro_batch_size_per_gpu": 1}
+    engine, *_ = spmdzero.initialize(model=_Airy(), config=config)
+    for other, fix in (("torch", 'operations, or set "spmd": {"backend": "torch_xla"}'),
+                       ("no_such_package", "Write it with other operations")):  # fmt: skip
+        monkeypatch.setattr(_decompose, "_OTHER", other)
+        _decompose.instead.cache_clear()
+        with pytest.raises(spmdzero.ReplicaRegionError) as caught:
+            engine(torch.ones(8, 4))
+        said = str(caught.value)
+        assert said.count("airy_ai") == said.count(__file__) == 1
+        assert said.endswith(fix)
+
+
+def test_a_trained_parameter_is_shown_as_one_parameter() -> None:
+    config = {"train_micro_batch_size_per_gpu": 1}
+    engine, *_ = spmdzero.initialize(model=torch.nn.Linear(4, 1), config=config)
+    plain = torch.nn.Parameter(torch.ones(2, device=DEVICE))
+    for parameter in (engine.module.weight, plain):
+        assert repr(parameter).count("Parameter containing:\ntensor(") == 1
+        assert repr(parameter).count("Parameter") == 1

@@ -1,6 +1,7 @@
 """Operations that torch composes of others, which are recorded in their place."""
 
 import functools
+import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ from torch._decomp import core_aten_decompositions
 
 from spmdzero._user_line import user_line
 from spmdzero.errors import ReplicaRegionError, SpmdZeroRuntimeError
+
+_OTHER = "torch_xla"
 
 # The key of torch's kernels that do a list's operation tensor by tensor.
 _ONE_BY_ONE = torch._C.DispatchKey.CompositeExplicitAutograd
@@ -52,9 +55,15 @@ def decomposed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise of_data(func)
     raise SpmdZeroRuntimeError(
         f"{user_line()}: {func} has no entry in the JAX backend's table of operations, and torch "
-        'decomposes it into none that have. Write it with others, or set "spmd": {"backend": '
-        '"torch_xla"}'
+        f"decomposes it into none that have. {instead()}"
     )
+
+
+@functools.cache
+def instead() -> str:
+    """What to do in the place of an operation that this backend can't compute."""
+    other = ', or set "spmd": {"backend": "torch_xla"}' if importlib.util.find_spec(_OTHER) else ""
+    return f"Write it with other operations{other}"
 
 
 def of_data(func: Any) -> ReplicaRegionError:

@@ -9,13 +9,13 @@ import torch
 
 from spmdzero._user_line import user_line
 from spmdzero.backend.forms._tree import form_of, mapped
+from spmdzero.backend.jax._decompose import instead
 from spmdzero.backend.jax._values import Value
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax.ops import UnsupportedError, jax_dtype, torch_dtype
 from spmdzero.errors import SpmdZeroRuntimeError
 
 Form = tuple[Sequence[int], torch.dtype]
-_INSTEAD = 'Write it with other operations, or set "spmd": {"backend": "torch_xla"}'
 # Keys of operations that JAX can trace. The set is emptied when it is full.
 _known: set[Any] = set()
 _MOST = 1 << 16
@@ -109,7 +109,7 @@ def require_lowering(
 
 def refusal(op: Any, error: Exception) -> str:
     """The message about an operation for which JAX raised an error."""
-    fix = error.fix if isinstance(error, UnsupportedError) and error.fix else _INSTEAD
+    fix = error.fix if isinstance(error, UnsupportedError) and error.fix else instead()
     said = str(error).split("\n--------------------", 1)[0].strip().rstrip(".")
     return f"{op.key} can't be computed by the JAX backend: {said}. {fix}"
 

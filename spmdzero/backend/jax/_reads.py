@@ -68,7 +68,9 @@ def _text(tensor: LazyTensor) -> str:
         shown = repr(fetch(tensor))[:-1]
     grad = ", requires_grad=True" if tensor.requires_grad else ""
     text = f"{shown}, device={str(tensor.device)!r}{grad})"
-    if isinstance(tensor, torch.nn.Parameter):
+    # The class of an engine's parameters says so itself.
+    named = type(tensor).__repr__ is not LazyTensor.__repr__
+    if isinstance(tensor, torch.nn.Parameter) and not named:
         return f"Parameter containing:\n{text}"
     return text
 

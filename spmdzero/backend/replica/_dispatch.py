@@ -118,7 +118,10 @@ class RegionDispatch(DispatchMode):
         except ReplicaRegionError:
             raise
         except RuntimeError as error:
-            raise self._error(f"{func} failed: {error}") from error
+            # A backend's own error begins with the line, and may name the operation.
+            said = str(error).removeprefix(f"{user_line()}: ")
+            named = said if said.startswith(f"{func} ") else f"{func} failed: {said}"
+            raise self._error(named) from error
 
     def _equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
         if one.device != other.device:
