@@ -50,21 +50,15 @@ def explain(torch: ModuleType) -> None:
     calls by its name before anything of CUDA, ``torch.cuda.set_device``, and the constructors of
     ``torch.autocast`` and ``torch.amp.GradScaler``. Where CUDA is there, they do what they did.
     """
-    _wrap(torch.cuda, "_lazy_init", _or_what_to_write)
+    # It imports torch, whose import this module waits for.
+    from spmdzero._replaced import in_place_of
+
+    misleads = "it names NVIDIA's driver, or turns mixed precision off, where there is no CUDA"
+    in_place_of(torch.cuda, "_lazy_init", because=misleads)(_or_what_to_write)
     # Without CUDA's code torch has no such function in C++.
-    _wrap(torch.cuda, "set_device", _or_what_to_write)
-    _wrap(torch.autocast, "__init__", _autocast)
-    _wrap(torch.amp.GradScaler, "__init__", _scaler)
-
-
-def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    plain = getattr(owner, name)
-
-    @functools.wraps(plain)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return around(plain, *args, **kwargs)
-
-    setattr(owner, name, wrapped)
+    in_place_of(torch.cuda, "set_device", because=misleads)(_or_what_to_write)
+    in_place_of(torch.autocast, "__init__", because=misleads)(_autocast)
+    in_place_of(torch.amp.GradScaler, "__init__", because=misleads)(_scaler)
 
 
 def _or_what_to_write(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -3,9 +3,10 @@
 import functools
 import os
 from collections.abc import Callable
-from typing import Any
 
 import torch
+
+from spmdzero._replaced import in_place_of
 
 
 def follow_torchs_seed(seed: Callable[[int], None]) -> None:
@@ -16,30 +17,26 @@ def follow_torchs_seed(seed: Callable[[int], None]) -> None:
     """
     _seeds["devices"] = seed
     _watched()
-    seed(_number())
+    seed(_below(torch.initial_seed()))
 
 
 _seeds: dict[str, Callable[[int], None]] = {}
-
-
-def _number() -> int:
-    return torch.initial_seed() % 2**31
 
 
 @functools.cache
 def _watched() -> None:
     process = os.getpid()
 
-    def following(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def seeded(*args: Any, **kwargs: Any) -> Any:
-            made = function(*args, **kwargs)
-            # Workers of a data loader are forks, which seed themselves and have no devices.
-            if os.getpid() == process:
-                _seeds["devices"](_number())
-            return made
+    @in_place_of(
+        torch.cuda, "manual_seed_all",
+        because="torch.manual_seed and torch.seed call it, also those imported by name before",
+    )  # fmt: skip
+    def seeded(own: Callable[[int], None], seed: int) -> None:
+        own(seed)
+        # Workers of a data loader are forks, which seed themselves and have no devices.
+        if os.getpid() == process:
+            _seeds["devices"](_below(seed))
 
-        return seeded
 
-    torch.manual_seed = torch.random.manual_seed = following(torch.manual_seed)
-    torch.seed = torch.random.seed = following(torch.seed)
+def _below(seed: int) -> int:
+    return int(seed) % 2**31

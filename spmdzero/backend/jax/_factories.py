@@ -12,7 +12,6 @@ from spmdzero.backend import _autocast_lists
 from spmdzero.backend._device_index import take_over
 from spmdzero.backend.forms._ranges import require_step
 from spmdzero.backend.jax._dispatch import dispatched
-from spmdzero.backend.jax._python import answer_alike
 from spmdzero.backend.jax._random import RandomState
 from spmdzero.backend.jax._tensor import DEVICE, LazyTensor
 
@@ -34,11 +33,7 @@ _library: list[torch.library.Library] = []
 def register() -> None:
     """Makes torch create lazy tensors where the device is ``xla``."""
     _autocast_lists.register(DEVICE.type)
-    for name in ("tensor", "as_tensor"):
-        setattr(torch, name, _on_cpu_first(getattr(torch, name)))
-    plain, torch.Tensor.to = torch.Tensor.to, _with_index(torch.Tensor.to)  # type: ignore[method-assign]
-    take_over(lambda: DEVICE)
-    answer_alike(torch.Tensor.to, plain)
+    take_over(lambda: DEVICE, _on_cpu_first)
     torch._register_device_module("xla", RandomState("torch.xla"))
     library = torch.library.Library("aten", "IMPL")
     _library.append(library)
@@ -91,20 +86,17 @@ def _make(func: Any, *args: Any, **kwargs: Any) -> Any:
     return dispatched(func, args, kwargs)
 
 
-def _on_cpu_first(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`make`, which bypasses torch's Python dispatcher, extended to this device."""
-
-    @functools.wraps(make)
-    def made(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
-        if isinstance(data, list | tuple):
-            data = _read(data)
-        if device is None or torch.device(device).type != DEVICE.type:
-            return make(data, *args, device=device, **kwargs)
-        trained = kwargs.pop("requires_grad", False)
-        moved = make(data, *args, **kwargs).to(DEVICE)
-        return moved.requires_grad_() if trained else moved
-
-    return made
+def _on_cpu_first(
+    make: Callable[..., torch.Tensor], data: Any, *args: Any, device: Any = None, **kwargs: Any
+) -> torch.Tensor:
+    """What `make`, which bypasses torch's Python dispatcher, returns; on this device too."""
+    if isinstance(data, list | tuple):
+        data = _read(data)
+    if device is None or torch.device(device).type != DEVICE.type:
+        return make(data, *args, device=device, **kwargs)
+    trained = kwargs.pop("requires_grad", False)
+    moved = make(data, *args, **kwargs).to(DEVICE)
+    return moved.requires_grad_() if trained else moved
 
 
 def _read(data: Any) -> Any:
@@ -112,21 +104,3 @@ def _read(data: Any) -> Any:
     if isinstance(data, list | tuple):
         return [_read(item) for item in data]
     return data.detach().cpu() if isinstance(data, LazyTensor) else data
-
-
-def _with_index(move: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`tensor.to`, whose C++ part can't resolve "xla" without an index."""
-
-    @functools.wraps(move)
-    def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if args and isinstance(args[0], str | torch.device):
-            args = (_indexed(args[0]), *args[1:])
-        elif kwargs.get("device") is not None:
-            kwargs["device"] = _indexed(kwargs["device"])
-        return move(self, *args, **kwargs)
-
-    return to
-
-
-def _indexed(device: str | torch.device) -> str | torch.device:
-    return DEVICE if str(device) == DEVICE.type else device

@@ -39,11 +39,6 @@ def answer(*funcs: Any) -> Callable[[Answer], Answer]:
     return add
 
 
-def answer_alike(func: Any, known: Any) -> None:
-    """Answers `func`, which torch has in the place of `known`, as `known` is answered."""
-    _answers[func] = _answers[known]
-
-
 def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Answers a call of torch's Python functions that takes a lazy tensor."""
     with torch._C.DisableTorchFunctionSubclass():
