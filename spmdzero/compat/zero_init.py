@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from spmdzero._logging import log_once
 from spmdzero.backend import arrays, current, found
 from spmdzero.compat.comm import init_distributed
-from spmdzero.config import load_config
+from spmdzero.config import load_config, read, with_stand_ins
 from spmdzero.engine import start_devices
 from spmdzero.state._homes import Homes, bring, place
 
@@ -42,7 +42,8 @@ class Init(contextlib.AbstractContextManager["Init", None]):
     parameters.
 
     Below stage 3, and without a config, which names the mesh, the module is built on the host. A
-    given config is checked, so that refused keys are refused here and not only by `initialize`.
+    given config is checked, so that refused keys are refused here and not only by `initialize`; a
+    number that is "auto", such as the learning rate, may come later.
     Other arguments have no effect: parameters keep the dtype with which they are made.
 
     Args:
@@ -86,7 +87,9 @@ class Init(contextlib.AbstractContextManager["Init", None]):
                 "config_dict_or_path, which says over which devices its parameters are split"
             )
             return
-        settings = load_config(given)
+        # The Trainer and accelerate fill in "auto" later, before `initialize` asks for the numbers.
+        filled, _ = with_stand_ins(read(given))
+        settings = load_config(filled)
         if settings.zero_optimization.stage < 3:
             return
         spec = start_devices(settings, dist_init_required=None)
@@ -160,16 +163,18 @@ class Placing(TorchFunctionMode):
         if self._busy:
             return func(*args, **kwargs)
         with self._alone():
-            used = found((args, kwargs), nn.Parameter)
+            copying = func is torch.Tensor.__deepcopy__
+            # The other argument of a copy is a table of all that was copied before.
+            used = found(args[:1] if copying else (args, kwargs), nn.Parameter)
             for parameter in used:
                 if bring(parameter) is not None or parameter in self._held:
                     self._held[parameter] = self._held.pop(parameter, [])
             # `func` was looked up in the class that the tensor had before it was brought back.
-            if used and func is torch.Tensor.__deepcopy__:
+            if used and copying:
                 func = nn.Parameter.__deepcopy__
             made = func(*args, **kwargs)
             # torch itself may make a parameter from a view, which is noticed at its use.
-            self._note_views((args, kwargs, made))
+            self._note_views((args[:1] if copying else args, kwargs, made))
             self._release(room=_ROOM, but=used)
         return made
 

@@ -1,6 +1,7 @@
 """Places parameters as shards before there is an engine, for `zero.Init`."""
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,17 +16,30 @@ _HOME = "_spmdzero_home"
 
 @dataclasses.dataclass(frozen=True)
 class Home:
-    """The mesh and the layout in which one parameter rests."""
+    """The mesh and the layout in which one parameter rests.
+
+    A copy of the parameter on the devices has this home too, a pickled one, on the host, has none.
+
+    Attributes:
+        copied: the tensor is a copy, whose memory the compiler has laid out.
+    """
 
     mesh: Mesh
     layout: Layout
+    copied: bool = False
 
     def is_at(self, rest: Layout | None) -> bool:
-        """Whether `rest` has the same shards of the same mesh, in the same memory."""
+        """Whether a tensor that `place` has moved has the shards, mesh and memory of `rest`."""
         own = self.layout
         if rest is None or own.on_host != rest.on_host:
             return False
-        return (own.mesh, own.spec) == (rest.mesh, rest.spec)
+        return not self.copied and (own.mesh, own.spec) == (rest.mesh, rest.spec)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Home":
+        return dataclasses.replace(self, copied=True)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """`deepspeed.zero.Init` at stage 3: a model is built into its shards, its values are the same."""
 
 import copy
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -236,3 +237,94 @@ def test_without_a_config_it_says_that_the_host_holds_the_model(
         inside = Tied()
     assert on_devices(inside) == set()
     assert sum("config_dict_or_path" in record.message for record in caplog.records) == 1
+
+
+class CopiedParts(nn.Module):
+    """Blocks that are copies of one with a buffer, as peft and nn.TransformerEncoder make them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64))
+        block[0].weight.tag = "kept"
+        self.blocks = nn.ModuleList(copy.deepcopy(block) for _ in range(2))
+        encoder = nn.TransformerEncoderLayer(64, 2, 64, batch_first=True)
+        self.encoder = nn.TransformerEncoder(encoder, 2, enable_nested_tensor=False)
+
+
+def _two(build: Callable[[nn.Module], nn.Module]) -> tuple[nn.Module, nn.Module]:
+    """What becomes of a module that was built inside of the context, and of one that wasn't."""
+    inside, outside = made(CopiedParts, CONFIG), made(CopiedParts)
+    assert_same_values(inside, outside)
+    return build(inside), build(outside)
+
+
+COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "deepcopy": copy.deepcopy,
+    "deepcopy of a copy": lambda module: copy.deepcopy(copy.deepcopy(module)),
+    "AveragedModel": torch.optim.swa_utils.AveragedModel,
+    "pickle": lambda module: pickle.loads(pickle.dumps(module)),
+}
+
+
+@pytest.mark.parametrize("build", COPIES.values(), ids=COPIES)
+def test_a_copy_of_a_module_from_the_context_has_its_values_and_trains(
+    build: Callable[[nn.Module], nn.Module],
+) -> None:
+    ours, plain = _two(build)
+    assert_same_values(ours, plain)
+    tags = [getattr(p, "tag", None) for p in ours.parameters()]
+    expected = [getattr(p, "tag", None) for p in plain.parameters()]
+    # torch_xla's parameters are torch's own, whose copies have no attributes.
+    assert tags in (expected, ["kept" if t else None for t in tags])
+    with zero.GatheredParameters(list(ours.parameters())), torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.add_(1)
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter.add_(1)
+    assert_same_values(ours, plain)
+
+
+def test_a_copy_rests_as_shards_in_an_engine() -> None:
+    inside, _ = _two(lambda module: module)
+    engine, *_ = spmdzero.initialize(model=copy.deepcopy(inside), config=CONFIG)
+    weight = engine.module.get_parameter("blocks.1.0.weight")
+    assert {shard.numel() for shard in arrays.local_shards(weight)} == {weight.numel() // 8}
+    assert torch.equal(weight.detach().cpu(), inside.get_parameter("blocks.1.0.weight").cpu())
+
+
+AUTO = "auto"
+# transformers' own ds_config_zero3.json, which its documentation hands to everyone.
+TRANSFORMERS: dict[str, Any] = {
+    "fp16": {"enabled": AUTO, "loss_scale": 0, "initial_scale_power": 16},
+    "bf16": {"enabled": AUTO},
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": AUTO, "betas": AUTO, "eps": AUTO, "weight_decay": AUTO},
+    },
+    "scheduler": {
+        "type": "WarmupLR",
+        "params": {"warmup_min_lr": AUTO, "warmup_max_lr": AUTO, "warmup_num_steps": AUTO},
+    },
+    "zero_optimization": {
+        "stage": 3, "overlap_comm": True, "contiguous_gradients": True, "sub_group_size": 1e9,
+        "reduce_bucket_size": AUTO, "stage3_prefetch_bucket_size": AUTO,
+        "stage3_param_persistence_threshold": AUTO, "stage3_max_live_parameters": 1e9,
+        "stage3_max_reuse_distance": 1e9, "stage3_gather_16bit_weights_on_model_save": True,
+    },
+    "gradient_accumulation_steps": AUTO, "gradient_clipping": AUTO, "steps_per_print": 2000,
+    "train_batch_size": AUTO, "train_micro_batch_size_per_gpu": AUTO,
+    "wall_clock_breakdown": False,
+}  # fmt: skip
+
+
+def test_numbers_that_a_client_fills_in_later_may_be_auto() -> None:
+    assert_same_values(made(Tied, TRANSFORMERS), made(Tied))
+    small = TRANSFORMERS["zero_optimization"] | {"stage3_param_persistence_threshold": 0}
+    split = made(Tied, TRANSFORMERS | {"zero_optimization": small})
+    assert "blocks.0.up.weight" in on_devices(split)
+    # What needs the numbers asks for them, and what is refused stays refused.
+    with pytest.raises(spmdzero.SpmdZeroConfigError, match=r"optimizer\.params\.lr"):
+        spmdzero.initialize(model=split, config=TRANSFORMERS)
+    with pytest.raises(spmdzero.SpmdZeroConfigError, match="autotuning"):
+        made(Tied, TRANSFORMERS | {"autotuning": {"enabled": True}})

@@ -95,6 +95,7 @@ class LazyTensor(torch.Tensor):
             plain = torch.nn.Parameter(plain, self.requires_grad)
         else:
             plain.requires_grad_(self.requires_grad)
+        plain.__dict__.update({k: v for k, v in vars(self).items() if k not in OWN})
         return plain.__reduce_ex__(proto)
 
     @classmethod
