@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -37,7 +37,8 @@ class Shard:
         tensor_dim: the dim that stays split over the axis ``tensor``, None for none.
         parameter: the whole parameter, in global space.
         sink: takes the parameter's gradient.
-        widened: the wider dtype to which the whole is cast, None for that of `local`.
+        widened: the dtypes to which the whole is cast, one after the other; each is wider than
+            that of `local`.
         stamp: the write stamp of the stand-in; another one means that the shard is out of date.
     """
 
@@ -48,7 +49,7 @@ class Shard:
     tensor_dim: int | None
     parameter: torch.Tensor
     sink: GradientSink
-    widened: torch.dtype | None = None
+    widened: tuple[torch.dtype, ...] = ()
     stamp: Any = None
 
 
@@ -221,10 +222,12 @@ class GatheredAtUse:
             return made
         casts = func is _CAST and self._gathering.is_whole(args[0])
         if casts and (shard := self.shard_of(args[0])) is not None:
-            cast = func(shard.local, *args[1:], **kwargs)
+            # What an earlier cast has lost stays lost: integers have no fraction.
+            cast = func(_cast(shard.local, shard.widened), *args[1:], **kwargs)
             if cast.element_size() > shard.local.element_size():
-                return self.stand_in(dataclasses.replace(shard, widened=cast.dtype))
-            return self.stand_in(dataclasses.replace(shard, local=cast, widened=None))
+                widened = (*shard.widened, cast.dtype)
+                return self.stand_in(dataclasses.replace(shard, widened=widened))
+            return self.stand_in(dataclasses.replace(shard, local=cast, widened=()))
         args, kwargs = mapped((args, kwargs), torch.Tensor, self._operand)
         made = func(*args, **kwargs)
         self._note(made)
@@ -273,7 +276,11 @@ class GatheredAtUse:
 
 
 def _widened(shard: Shard, whole: torch.Tensor) -> torch.Tensor:
-    if shard.widened is None:
-        return whole
     with programs.scope(f"zero.parameter/{shard.shown}"):
-        return _CAST(whole, dtype=shard.widened)
+        return _cast(whole, shard.widened)
+
+
+def _cast(tensor: torch.Tensor, dtypes: Iterable[torch.dtype]) -> torch.Tensor:
+    for dtype in dtypes:
+        tensor = _CAST(tensor, dtype=dtype)
+    return tensor
