@@ -195,7 +195,7 @@ def _log(module: LightningModule, calls: RecordedCalls, *args: Any, **kwargs: An
             )
         return (tensor if graph else tensor.detach()).reshape(())
 
-    calls.note("", "log", name, map_tensors(value, scalar), label=repr(name), **options)
+    calls.note("", "log", name, map_tensors(value, scalar), **options)
 
 
 def _log_dict(

@@ -115,11 +115,10 @@ class RecordedCalls:
         finally:
             self._calls = before
 
-    def note(
-        self, target: str, method: str, *args: Any, label: str = "", **kwargs: Any
-    ) -> CallResult:
-        """Records a call; `label` tells several calls apart in errors."""
+    def note(self, target: str, method: str, /, *args: Any, **kwargs: Any) -> CallResult:
+        """Records a call; in errors a name as its first argument tells it apart from others."""
         assert self._calls is not None
+        label = repr(args[0]) if args and isinstance(args[0], str) else ""
         number, name = len(self._calls), f"self.{target}.{method}".replace("..", ".")
         self._calls[f"{number} {name}({label})"] = Call(
             target, method, self._form(args), self._form(kwargs)

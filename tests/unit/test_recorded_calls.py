@@ -21,17 +21,17 @@ class Metric:
     def __init__(self) -> None:
         self.given: list[Any] = []
 
-    def update(self, *args: Any) -> int:
-        self.given.append(args)
+    def update(self, *args: Any, **named: Any) -> int:
+        self.given.append((*args, named) if named else args)
         return len(self.given)
 
 
-def made(*args: Any) -> tuple[Any, ...]:
-    """What a metric gets that a step calls with `args`."""
+def made(*args: Any, **named: Any) -> tuple[Any, ...]:
+    """What a metric gets that a step calls with these."""
     metric = Metric()
     calls = RecordedCalls(lambda path: metric)
     with calls.record():
-        calls.note("metric", "update", *args)
+        calls.note("metric", "update", *args, **named)
         output = calls.output(None)
     calls.make(output, given=lambda call: call)
     return metric.given[0]
@@ -47,6 +47,12 @@ def test_containers_of_tensors_leave_a_step_with_their_tensors_as_outputs() -> N
         assert isinstance(call, Call)
         assert call.args == (given,)
         assert type(call.args[0]) is type(given)
+
+
+def test_a_keyword_argument_arrives_whatever_its_name() -> None:
+    # torchmetrics' own name for the labels.
+    named = {"preds": 1, "target": 2, "method": 3, "label": 4}
+    assert made(**named) == (named,)
 
 
 def test_what_is_no_container_arrives_itself() -> None:

@@ -7,7 +7,10 @@ from region_harness import ROWS, Probe, assert_same_sums, numbers, torch_gradien
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from spmdzero import checkpointing
 from spmdzero.backend import Mesh, runtime
+from spmdzero.compat.tensor_fragment import safe_get_full_grad
+from tests.support.engines import start
 
 
 class Block(nn.Module):
@@ -73,6 +76,52 @@ def test_gradients_equal_torchs_own(mesh: Mesh, reentrant: bool) -> None:
     module = Residual(None, 0.0)
     _, gradients, _ = train_once(mesh, module.state_dict(), reentrant, 0.0)
     assert_same_sums(gradients, torch_gradients(module, module(numbers(ROWS, 16))))
+
+
+# The names of the arguments of torch's checkpoint, and of the functions that hand a call on here.
+OF_TORCH = ["use_reentrant", "context_fn", "determinism_check", "debug", "early_stop"]
+NAMES = [*OF_TORCH, "preserve_rng_state", "fn", "function", "call", "module", "args", "kwargs", "y"]
+
+
+class Scaled(nn.Module):
+    """Multiplies by each number that it is given by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(16))
+
+    def forward(self, x: torch.Tensor, **scales: float) -> torch.Tensor:
+        for name in NAMES:
+            x = x * scales[name]
+        return x * self.weight
+
+
+class Scales(nn.Module):
+    def __init__(self, around: bool) -> None:
+        super().__init__()
+        self.blocks, self.around = nn.ModuleList(Scaled() for _ in range(3)), around
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given = {name: 2.0 if number % 2 else 0.5 for number, name in enumerate(NAMES, 1)}
+        for block in self.blocks:
+            x = checkpointing.checkpoint(block, x, **given) if self.around else block(x, **given)
+        return x.mean()
+
+
+@pytest.mark.parametrize(
+    "spmd",
+    [{}, {"recompute": "everything"}, {"recompute": "dots"}, {"scan": "on"}],
+    ids=["a call", "everything", "dots", "a loop"],
+)
+def test_a_keyword_argument_reaches_the_function_whatever_its_name(spmd: dict[str, str]) -> None:
+    model = Scales(around=not spmd)
+    engine = start(model, train_micro_batch_size_per_gpu=1, spmd=spmd)
+    loss = engine(torch.ones(8, 16))
+    engine.backward(loss)
+    # An odd number of names: 2.0 remains of each of three blocks.
+    assert loss.item() == 2.0**3
+    (gradient,) = {*safe_get_full_grad(model.blocks[0].weight).tolist()}
+    assert gradient == 2.0**3 / 16
 
 
 def test_another_seed_drops_other_elements(mesh: Mesh) -> None:

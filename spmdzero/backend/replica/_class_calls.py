@@ -17,7 +17,7 @@ def calls_replaced(kind: type[nn.Module], watched: Callable[..., Any]) -> Iterat
     own, call = "__call__" in vars(kind), kind.__call__
 
     @functools.wraps(call)
-    def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def called(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         return watched(call, module, *args, **kwargs)
 
     kind.__call__ = called

@@ -95,7 +95,7 @@ def kept_of_kernel(made: list[torch.Tensor]) -> list[torch.Tensor]:
     return [modes[-1].keep(value) for value in made] if modes else made
 
 
-def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def recomputed(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Runs `function`, keeps only its inputs, and runs it again in the backward pass.
 
     torch.utils.checkpoint alone saves nothing under XLA: the second run has the same operations on
@@ -114,7 +114,7 @@ def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return _recomputed(function, args, kwargs, kept=None)
 
 
-def recomputed_from_host(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def recomputed_from_host(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Does what `recomputed` does, and keeps the inputs in the host's memory until backward.
 
     It moves floating-point tensors of more than one element, in the replica region of a backend
@@ -154,7 +154,7 @@ def kept_on_host(enabled: bool) -> Iterator[None]:
         _offloads.depth -= enabled
 
 
-def recomputed_but_dots(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def recomputed_but_dots(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """As `recomputed`, but keeps results of matrix products, convolutions and attention kernels.
 
     The second run takes these from the first and computes the rest, which is elementwise or a sum
@@ -181,7 +181,7 @@ def _recomputed(
             return _Tie.apply(_Fetch.apply(tensor, gradient), gradient)
         return _Tie.apply(tensor, arrived[-1]) if arrived else tensor
 
-    def run(*inputs: Any, **named: Any) -> Any:
+    def run(named: dict[str, Any], *inputs: Any) -> Any:
         if kept is not None:
             kept.gradient = arrays.inner(arrived[-1]) if arrived else None
         if first:
@@ -201,7 +201,8 @@ def _recomputed(
 
     if on_host:
         args, kwargs = map_tensors((args, kwargs), _at_rest)
-    return map_tensors(checkpoint(run, *args, use_reentrant=False, **kwargs), watch)
+    # As one argument: torch's checkpoint would take those named `debug` and the like for its own.
+    return map_tensors(checkpoint(run, kwargs, *args, use_reentrant=False), watch)
 
 
 def _can_rest(tensor: torch.Tensor) -> bool:

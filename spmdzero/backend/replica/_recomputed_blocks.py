@@ -79,7 +79,7 @@ class RecomputedBlocks:
             yield
 
     def _watched(
-        self, call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any
+        self, call: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any
     ) -> Any:
         policy = self._policies.get(id(module), "nothing")
         if policy == "nothing" or not torch.is_grad_enabled():

@@ -64,7 +64,7 @@ class _Calls:
         self._tracing = False
 
     def watched(
-        self, call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any
+        self, call: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any
     ) -> Any:
         """Answers a call of a module whose class is that of a block."""
         candidate = self._found.get(id(module))

@@ -13,7 +13,7 @@ _configured = False
 _in_cpu = False
 
 
-def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def checkpoint(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Runs `function(*args, **kwargs)` and drops its activations; backward runs it again.
 
     Its inputs rest in the host's memory until backward if `configure` was called so, or if the
