@@ -1,6 +1,7 @@
 """Rows and positions of programs for TPUs, which products with weights don't merge into one dim."""
 
 import importlib.util
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.nn import functional as F
 
 import spmdzero
 from spmdzero.backend.jax import _graph_function
+from spmdzero.compat.tensor_fragment import safe_get_full_grad
 from tests.jax_backend.for_tpus import cycles_on_v5e, step_for_tpus
 from tests.support.engines import assert_trained_as, start
 
@@ -84,6 +86,86 @@ def test_no_product_for_tpus_has_them_merged(spmd: dict[str, str]) -> None:
     products = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
     assert len(products) >= 18
     assert [line for line in products if f"tensor<{MERGED}" in line] == []
+
+
+def pairs(flat: torch.Tensor) -> torch.Tensor:
+    """The squared distance of each token from each."""
+    squares = flat.square().sum(-1)
+    return squares[:, None] + squares - 2 * flat @ flat.t()
+
+
+def by_columns(flat: torch.Tensor) -> torch.Tensor:
+    """Tokens in the order of rows, with tokens in the order of positions."""
+    other = flat.view(ROWS, -1, WIDTH).transpose(0, 1).reshape(-1, WIDTH)
+    return flat * other
+
+
+def few(flat: torch.Tensor, rows: int = 1) -> torch.Tensor:
+    """An index of fewer rows and columns than there are."""
+    return torch.arange(3 * rows, device=flat.device).view(rows, 3) % 5
+
+
+# What mixes the tokens `[rows * length, width]` of a device, or looks as if it did.
+MIXED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "outer": lambda flat: flat.sum(-1) * torch.arange(1.0, 4.0, device=flat.device)[:, None],
+    "pairs": pairs,
+    "a row for a column": lambda flat: flat[:, 0] + flat @ flat.t(),
+    "copies": lambda flat: torch.zeros(3, len(flat), device=flat.device).copy_(flat[:, 0]),
+    "scatter": lambda flat: flat.scatter(1, few(flat), 0.0),
+    "scatter_add": lambda flat: flat.scatter_add(1, few(flat, 2), flat.detach()),
+    "scatter of more rows": lambda flat: flat.scatter(1, few(flat, 5), flat.detach().repeat(2, 1)),
+    "gather": lambda flat: flat.gather(1, few(flat, 4)),
+    "sum of all dims": lambda flat: flat.sum(dim=(0, 1)),
+    "sum of no dims": lambda flat: flat.sum(dim=None),
+    "by columns": by_columns,
+}
+
+
+class Mixes(nn.Module):
+    """A loss in which each number of `made` has a weight of its own."""
+
+    def __init__(self, *made: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.made, self.layer = made, nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = self.layer(x).view(-1, WIDTH)
+        return sum((self._weighted(made(flat)) for made in self.made), torch.zeros(()))
+
+    def _weighted(self, found: torch.Tensor) -> torch.Tensor:
+        weights = torch.linspace(-1, 1, found.numel(), device=found.device).view(found.shape)
+        return (found * weights).mean()
+
+
+def assert_computes_as_torch(model: Mixes, **mesh: int) -> None:
+    replicas = DEVICES // mesh.get("sequence", 1)
+    x = torch.randn(replicas * ROWS, LENGTH, WIDTH)
+    expected = torch.stack([model(rows) for rows in x.split(ROWS)]).mean()
+    gradients = torch.autograd.grad(expected, [*model.parameters()])
+    spmd = {"mesh": mesh} if mesh else {}
+    engine = start(model, train_micro_batch_size_per_gpu=ROWS, spmd=spmd)
+    loss = engine(x)
+    engine.backward(loss)
+    # fp32 sums in another order.
+    torch.testing.assert_close(loss.detach().cpu(), expected.detach(), rtol=1e-5, atol=1e-5)
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        found = safe_get_full_grad(parameter)
+        assert found is not None
+        torch.testing.assert_close(found.cpu(), gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_what_mixes_tokens_is_computed_of_all_of_them(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(_graph_function, "is_for_tpu", lambda: True)
+    torch.manual_seed(0)
+    assert_computes_as_torch(Mixes(MIXED[name]))
+
+
+def test_what_mixes_tokens_is_computed_of_the_positions_of_all_devices() -> None:
+    torch.manual_seed(0)
+    assert_computes_as_torch(Mixes(*MIXED.values()), fsdp=DEVICES // 2, sequence=2)
 
 
 def cycles() -> int:

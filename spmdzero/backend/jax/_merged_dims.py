@@ -165,10 +165,10 @@ class MergedDims:
             array = self._apart[slots[0].number]
             (known[made.number],) = lowered(step.op, (array,), step.kwargs, _forms(step))
             return True
-        first = next((self._apart[s.number] for s in slots if s.number in self._apart), None)
-        if first is None or not self._is_by_row(step, slots):
+        divided = {self._apart[s.number].shape[:2] for s in slots if s.number in self._apart}
+        if len(divided) != 1 or not self._is_by_row(step, slots):
             return False
-        (result,) = self._by_row(step, slots, first.shape[:2], known)
+        (result,) = self._by_row(step, slots, divided.pop(), known)
         self._add(made, result, known)
         return True
 
@@ -253,8 +253,13 @@ class MergedDims:
         if any(slot.number in self._turned for slot in slots):
             return False
         if key in _COPIES or getattr(_function(step), "__module__", "") in _ELEMENTWISE:
-            return all(_broadcasts(slot, made) for slot in slots)
-        if key not in _ALONG or made.shape[0] != slots[0].shape[0]:
+            return all(
+                _has_rows_of(slot, made)
+                or (slot.number not in self._apart and _is_for_all_rows(slot, made))
+                for slot in slots
+            )
+        # The indices of a scatter may have fewer rows, and what it writes may have more.
+        if key not in _ALONG or any(slot.shape[:1] != made.shape[:1] for slot in slots):
             return False
         given = [step.args[place] for place in _ALONG[key] if place < len(step.args)]
         count = max(len(slots[0].shape), len(made.shape))
@@ -295,7 +300,12 @@ def _function(step: Step) -> Any:
     return getattr(step.op, "function", None)
 
 
-def _broadcasts(slot: Slot, made: Slot) -> bool:
-    """Whether an operand has the result's first dim, or is the same for all of it."""
+def _has_rows_of(slot: Slot, made: Slot) -> bool:
+    """Whether an operand has the result's first dim."""
+    return len(slot.shape) == len(made.shape) and slot.shape[:1] == made.shape[:1]
+
+
+def _is_for_all_rows(slot: Slot, made: Slot) -> bool:
+    """Whether an operand is the same for all of the result's first dim."""
     missing = len(made.shape) - len(slot.shape)
-    return missing > 0 or (missing == 0 and slot.shape[0] in (1, made.shape[0]))
+    return missing > 0 or (missing == 0 and slot.shape[0] == 1)
