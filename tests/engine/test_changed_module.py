@@ -1,15 +1,20 @@
 """A module that is changed after `initialize`: frozen, unfrozen, given parameters, used again."""
 
 import copy
+import functools
 import gc
 import logging
+import types
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torchmetrics import MeanMetric
 
 import spmdzero
+from spmdzero.backend.pure import ModuleWatch
 from spmdzero.integrations._client_engine import ClientEngine
 from tests.support.engines import config, one_call, start, three_calls
 
@@ -85,6 +90,91 @@ def test_a_parameter_that_takes_the_place_of_another_is_refused_by_name() -> Non
     engine.module.first.bias = nn.Parameter(torch.zeros(4, device=engine.device))
     with pytest.raises(spmdzero.SpmdZeroUsageError, match=r"first\.bias\.data\.copy_"):
         three_calls(engine, ROWS)
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.by, self.inner = 1.0, nn.ModuleDict()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.by
+
+
+def _inside(scale: Scale) -> nn.Module:
+    outer = Scale()
+    outer.inner["deep"] = scale
+    return outer
+
+
+# Ways in which a module holds another that is none of its submodules.
+HOLDERS: dict[str, Callable[[Scale], Any]] = {
+    "list": lambda scale: [scale],
+    "dict": lambda scale: {"a": scale},
+    "bound method": lambda scale: scale.forward,
+    "bound method of a class": lambda scale: types.MethodType(Scale.forward, scale),
+    "partial": lambda scale: functools.partial(scale, x=1),
+    "argument of a partial": lambda scale: functools.partial(print, scale, end=""),
+    "named one": lambda scale: {"a": functools.partial(print, end=scale)},
+    "object": lambda scale: types.SimpleNamespace(scale=scale),
+    "a hidden module's submodule": lambda scale: [_inside(scale)],
+    "a hidden module's list": lambda scale: [nn.Sequential(Holds([scale]))],
+}
+
+
+class Holds(nn.Module):
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.held, self.weight = held, nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.held[0](x * self.weight).mean()
+
+
+@pytest.mark.parametrize("way", HOLDERS)
+def test_a_module_that_is_none_of_its_submodules_is_watched(way: str) -> None:
+    scale = Scale()
+    watch = ModuleWatch(Holds(HOLDERS[way](scale)), {})
+    assert watch.change() is None
+    scale.by = 5.0
+    assert "'by' of " in (watch.change() or "")
+    watch.restore()
+    assert scale.by == 1.0
+    scale.inner["new"] = nn.Identity()
+    assert "has 1 entries, not 0" in (watch.change() or "")
+
+
+def test_state_and_hooks_of_a_hidden_module_are_watched_too() -> None:
+    norm = nn.BatchNorm1d(4)
+    watch = ModuleWatch(Holds([norm]), {})
+    assert norm.running_mean is not None
+    norm.running_mean.add_(1)
+    assert "'running_mean' of '_buffers' of 0 of 'held' of the module was written" in (
+        watch.change() or ""
+    )
+    watch.restore()
+    assert not norm.running_mean.any()
+    norm.register_forward_hook(lambda module, args, output: None)
+    assert "has 1 entries, not 0" in (watch.change() or "")
+    assert ModuleWatch(Holds([norm]), {}).hook is not None
+
+
+def test_an_engine_and_a_metric_that_a_module_holds_are_none_of_its_forward() -> None:
+    metric = MeanMetric()
+    engine = start(Two())
+    watch = ModuleWatch(Holds([metric, engine]), {})
+    metric.update(2.0)
+    three_calls(engine, ROWS)
+    assert watch.change() is None
+
+
+@pytest.mark.parametrize("run", [three_calls, one_call], ids=["three", "one"])
+def test_a_number_of_a_module_in_a_plain_list_is_followed(run: Any) -> None:
+    scale = Scale()
+    engine = start(Holds([scale]), optimizer={"type": "AdamW", "params": {"lr": 0.0}})
+    seen = [run(engine, torch.ones(8, 4)).item() for _ in range(4)]
+    scale.by = 5.0
+    assert [*seen, run(engine, torch.ones(8, 4)).item()] == [1.0] * 4 + [5.0]
 
 
 def _hooks(module: nn.Module) -> int:

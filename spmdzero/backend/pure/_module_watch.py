@@ -4,6 +4,7 @@ import argparse
 import collections
 import dataclasses
 import enum
+import functools
 import itertools
 import operator
 import pickle
@@ -165,8 +166,9 @@ class ModuleWatch:
 
     As a context it undoes all changes at its end.
 
-    Values are compared by identity, all in one pass. Lists, dicts, sets, deques and objects with
-    attributes whose classes are not a library's are followed three levels deep. Generators of
+    Values are compared by identity, all in one pass. Lists, dicts, sets, deques, modules that are
+    no submodules, what bound methods and partial calls hold, and objects with attributes whose
+    classes are not a library's are followed three levels deep. Generators of
     random numbers, and tensors that are neither parameters nor buffers, are compared by content.
 
     Args:
@@ -186,17 +188,8 @@ class ModuleWatch:
         self._followed: list[Any] = []
         # Steps write parameters and buffers, and programs take them as they are.
         seen = {id(tensor) for tensor in (*self.parameters, *module.buffers())}
-        for prefix, part in module.named_modules():
-            name = f"submodule {prefix!r}" if prefix else "the module"
-            self._add(name, vars(part), seen)
-            for registry in _REGISTRIES:
-                content = getattr(part, registry)
-                self._add(f"{registry.strip('_')} of {name}", content, seen)
-                if registry in HOOKS:
-                    self._find_hook(HOOKS[registry], name, content.values())
-            for key, value in vars(part).items():
-                if key not in _REGISTRIES:
-                    self._follow(f"{key!r} of {name}", value, seen, _DEPTH)
+        parts = {f"submodule {p!r}" if p else "the module": m for p, m in module.named_modules()}
+        self._add_modules(parts, seen, _DEPTH)
         for name, container in others.items():
             self._add(name, container, seen)
         containers = [watched.container for watched in self._watched]
@@ -238,6 +231,21 @@ class ModuleWatch:
             itertools.chain.from_iterable(self._followed),
         )
 
+    def _add_modules(self, parts: dict[str, nn.Module], seen: set[int], depth: int) -> None:
+        """Adds modules by name, and what their attributes hold that is none of them."""
+        new = {name: part for name, part in parts.items() if id(vars(part)) not in seen}
+        for name, part in new.items():
+            self._add(name, vars(part), seen)
+            for registry in _REGISTRIES:
+                content = getattr(part, registry)
+                self._add(f"{registry.strip('_')} of {name}", content, seen)
+                if registry in HOOKS:
+                    self._find_hook(HOOKS[registry], name, content.values())
+        for name, part in new.items():
+            attributes = {k: v for k, v in vars(part).items() if k not in _REGISTRIES}
+            for key, value in (attributes | part._parameters).items():
+                self._follow(f"{key!r} of {name}", value, seen, depth)
+
     def _find_hook(self, kind: str, name: str, hooks: Iterable[Any]) -> None:
         for hook in hooks:
             home = getattr(hook, "__module__", None) or type(hook).__module__
@@ -249,6 +257,12 @@ class ModuleWatch:
         if id(value) not in seen and (content := content_of(name, value)) is not None:
             seen.add(id(value))
             self._contents.append(content)
+        for behind in _behind(value):
+            self._follow(name, behind, seen, depth)
+        if isinstance(value, nn.Module) and depth and not _lives_outside(value):
+            parts = value.named_modules()
+            named = {f"submodule {p!r} of {name}" if p else name: part for p, part in parts}
+            self._add_modules(named, seen, depth)
         container = _container(value)
         if container is None or depth == 0 or len(container) > _MOST_ITEMS:
             return
@@ -294,6 +308,21 @@ def _container(value: Any) -> Any:
     # Objects of a library hold its own caches, locks and counters.
     home = type(value).__module__.partition(".")[0]
     return None if home in _LIBRARIES else getattr(value, "__dict__", None)
+
+
+def _behind(value: Any) -> tuple[Any, ...]:
+    """What a bound method or a partial call computes with."""
+    if isinstance(value, types.MethodType):
+        return (value.__self__,)
+    if isinstance(value, functools.partial):
+        return (value.func, value.args, value.keywords)
+    return ()
+
+
+def _lives_outside(module: nn.Module) -> bool:
+    """Whether no forward can depend on it: an engine, or a metric, which is made of outputs."""
+    homes = {kind.__module__.partition(".")[0] for kind in type(module).__mro__}
+    return not homes.isdisjoint(("spmdzero", "torchmetrics"))
 
 
 def _items(container: Any) -> Iterator[tuple[Any, Any]]:
