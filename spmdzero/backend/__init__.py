@@ -15,6 +15,7 @@ from spmdzero.backend._current import (
 )
 from spmdzero.backend._interrupts import held, let_in
 from spmdzero.backend._keys import draw_keys
+from spmdzero.backend._named_states import follow as follow_named_states
 from spmdzero.backend._seeding import follow_torchs_seed
 from spmdzero.backend._uploads import same_on_hosts
 from spmdzero.backend.chips._flag_sets import FLAG_SETS
@@ -107,6 +108,7 @@ __all__ = [
     "device_types",
     "draw_keys",
     "flags",
+    "follow_named_states",
     "follow_torchs_seed",
     "form_of",
     "found",

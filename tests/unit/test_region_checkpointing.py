@@ -1,5 +1,9 @@
 """Gradient checkpointing: the forward that backward recomputes is the forward that ran."""
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -122,6 +126,89 @@ def test_a_keyword_argument_reaches_the_function_whatever_its_name(spmd: dict[st
     assert loss.item() == 2.0**3
     (gradient,) = {*safe_get_full_grad(model.blocks[0].weight).tolist()}
     assert gradient == 2.0**3 / 16
+
+
+class Forks(nn.Module):
+    """Draws its dropout from a named random state, as Megatron's models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with checkpointing.get_cuda_rng_tracker().fork():
+            return x + F.dropout(torch.tanh(x) * self.weight, 0.5)
+
+
+class ForkedBlocks(nn.Module):
+    def __init__(self, run: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.blocks, self.run = nn.ModuleList(Forks() for _ in range(3)), run
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = self.run(block, x)
+        return x.square().mean()
+
+
+def call(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return block(x)
+
+
+# How blocks are run, and what the config says.
+FORKED: dict[str, tuple[Callable[..., torch.Tensor], dict[str, Any]]] = {
+    "a trace of each step": (call, {"capture": False}),
+    "three calls": (call, {}),
+    "checkpoint": (checkpointing.checkpoint, {}),
+    "checkpoint without arguments": (lambda f, x: checkpointing.checkpoint(lambda: f(x)), {}),
+    "torch's checkpoint": (functools.partial(checkpoint, use_reentrant=False), {}),
+    "torch's reentrant one": (functools.partial(checkpoint, use_reentrant=True), {}),
+    "everything": (call, {"recompute": "everything"}),
+    "dots": (call, {"recompute": "dots"}),
+    "a loop": (call, {"scan": "on"}),
+    "a loop that computes again": (call, {"scan": "on", "recompute": "everything"}),
+}
+
+
+QUICK_FORKS = {"checkpoint", "torch's checkpoint", "everything", "a loop"}
+
+
+def trained_with_forks(way: str) -> list[torch.Tensor]:
+    """The losses of two steps, and the gradients of each."""
+    run, spmd = FORKED[way]
+    checkpointing.model_parallel_cuda_manual_seed(7)
+    engine = start(ForkedBlocks(run), train_micro_batch_size_per_gpu=1, spmd=spmd)
+    found = []
+    for step in range(2):
+        x = torch.randn(8, 16, generator=torch.Generator().manual_seed(step))
+        # The reentrant kind wants an input that requires a gradient, of which no step is folded.
+        loss = engine(x.requires_grad_("reentrant" in way))
+        engine.backward(loss)
+        gradients = [safe_get_full_grad(block.weight) for block in engine.module.blocks]
+        found += [loss.detach().cpu(), *(grad.cpu() for grad in gradients if grad is not None)]
+        engine.step()
+    return found
+
+
+@pytest.fixture(scope="module")
+def forked() -> list[torch.Tensor]:
+    return trained_with_forks("a trace of each step")
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, marks=[pytest.mark.slow] * (way not in QUICK_FORKS))
+        for way in FORKED
+        if way != "a trace of each step"
+    ],
+)
+def test_a_named_random_state_draws_the_same_in_both_runs(
+    forked: list[torch.Tensor], way: str
+) -> None:
+    assert len(forked) == 2 * 4
+    # XLA fuses other operations, and rounds fp32 elsewhere.
+    torch.testing.assert_close(trained_with_forks(way), forked, rtol=1e-5, atol=1e-7)
 
 
 def test_another_seed_drops_other_elements(mesh: Mesh) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from spmdzero._user_line import user_line
+from spmdzero.backend import _named_states
 from spmdzero.backend.jax import _host
 from spmdzero.backend.jax._dispatch import special, value_of
 from spmdzero.backend.jax._generator import generator
@@ -79,10 +80,11 @@ class RandomState(types.ModuleType):
     @staticmethod
     def get_rng_state(_: Any = None) -> torch.Tensor:
         """The position of the generator."""
-        return torch.tensor(generator.position, dtype=torch.int64)
+        return _named_states.noted_on(torch.tensor(generator.position, dtype=torch.int64))
 
     @staticmethod
     def set_rng_state(state: torch.Tensor, _: Any = None) -> None:
         """Sets the generator back to a position."""
         name, count = state.tolist()
         generator.go_to((name, count))
+        _named_states.put_back_of(state)

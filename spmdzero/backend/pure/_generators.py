@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from spmdzero.backend._keys import draw_keys
+from spmdzero.backend._named_states import NamedStates
 from spmdzero.backend.pure._impure import ImpureError
 
 
@@ -16,13 +17,14 @@ class GeneratorWatch:
     def __init__(self) -> None:
         self._others = _others()
         self._python, self._numpy = random.getstate(), np.random.get_state(legacy=False)
-        self._state = torch.get_rng_state()
+        self._state, self._named = torch.get_rng_state(), NamedStates.now()
 
     def __enter__(self) -> "GeneratorWatch":
         return self
 
     def __exit__(self, *_: object) -> None:
         torch.set_rng_state(self._state)
+        self._named.put_back()
         random.setstate(self._python)
         np.random.set_state(self._numpy)
 
@@ -40,6 +42,8 @@ class GeneratorWatch:
         """
         if _others() != self._others:
             raise ImpureError(f"{who} draws from Python's or numpy's random numbers")
+        if self._named.were_drawn_from():
+            raise ImpureError(f"{who} draws from a named random state")
         after = torch.get_rng_state()
         torch.set_rng_state(self._state)
         drawn: list[int] = []

@@ -1,6 +1,7 @@
 """Gradient checkpointing that XLA can't undo."""
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from spmdzero._dispatch_mode import DispatchMode
 from spmdzero._logging import log_once
 from spmdzero.backend._current import arrays, current, host_memory
+from spmdzero.backend._named_states import NamedStates
 from spmdzero.backend.forms._order import after
 from spmdzero.backend.forms._tree import map_tensors
 from spmdzero.backend.replica._anchors import Anchors
@@ -174,6 +176,7 @@ def _recomputed(
     arrived: list[torch.Tensor] = []
     # The first run computes with the values on the devices, later runs with those on the host.
     first = [(args, kwargs)] if on_host else []
+    begun, runs = NamedStates.now(), itertools.count()
 
     def again(_: str, tensor: torch.Tensor) -> Any:
         if on_host and _can_rest(tensor):
@@ -189,9 +192,8 @@ def _recomputed(
         elif on_host or arrived:
             inputs, named = map_tensors((inputs, named), again)
         arrived.clear()
-        if kept is None:
-            return function(*inputs, **named)
-        with kept:
+        drawn = begun.again() if next(runs) else contextlib.nullcontext()
+        with drawn, kept or contextlib.nullcontext():
             return function(*inputs, **named)
 
     def watch(_: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -1,11 +1,14 @@
 """Devices and processes: switching SPMD on in time, counts, synchronisation."""
 
+import contextlib
+from typing import Any
+
 import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 
-from spmdzero.backend import _autocast_lists
+from spmdzero.backend import _autocast_lists, _named_states
 from spmdzero.backend._device_index import take_over
 from spmdzero.backend._traced import is_tracing_only, on_torus, traced, tracing_only
 from spmdzero.backend.chips._chips import has_tpu_chips
@@ -60,14 +63,27 @@ def _use_spmd() -> None:
 class _CheckpointDevice:
     """The module in which torch.utils.checkpoint looks for a device and its random state.
 
-    Draws inside the replica region derive from the CPU generator, which checkpoint restores.
+    Draws inside the replica region derive from the CPU generator, which checkpoint restores, and
+    from named states of it.
     """
 
-    _initialized = False
+    _initialized = True
 
     @staticmethod
     def current_device() -> int:
         return 0
+
+    @staticmethod
+    def device(_: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    @staticmethod
+    def get_rng_state(_: Any = None) -> torch.Tensor:
+        return _named_states.noted_on(torch.empty(0))
+
+    @staticmethod
+    def set_rng_state(state: torch.Tensor, _: Any = None) -> None:
+        _named_states.put_back_of(state)
 
 
 def device() -> torch.device:

@@ -6,17 +6,23 @@ from collections.abc import Iterator
 
 import torch
 
+from spmdzero.backend import follow_named_states
 from spmdzero.errors import SpmdZeroUsageError
 
 MODEL_PARALLEL = "model-parallel-rng"
 
 
 class CudaRNGStatesTracker:
-    """Named random states of the CPU generator, from which every device draws."""
+    """Named random states of the CPU generator, from which every device draws.
+
+    A checkpointed function that forks one draws the same numbers when backward runs it again, under
+    `checkpoint` and torch.utils.checkpoint.
+    """
 
     def __init__(self) -> None:
         self.states_: dict[str, torch.Tensor] = {}
         self.seeds_: set[int] = set()
+        follow_named_states(self)
 
     def reset(self) -> None:
         """Forgets all states."""
