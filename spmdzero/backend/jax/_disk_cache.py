@@ -63,7 +63,13 @@ class KeptPrograms:
         self._folder.clear()
 
     def key(
-        self, graph: Graph, arrays: Sequence[Any], *, donated: tuple[int, ...], shardings: Any
+        self,
+        graph: Graph,
+        arrays: Sequence[Any],
+        *,
+        donated: tuple[int, ...],
+        shardings: Any,
+        mesh: Any,
     ) -> str | None:
         """The name of a program, see `Compilations.executable`; None if it can't be named."""
         names = [(step.scope, step.space) for step in graph.steps]
@@ -72,7 +78,7 @@ class KeptPrograms:
             for a in arrays
         ]
         given = (graph.key, names, forms, donated, [_sharding(s) for s in shardings])
-        around = (_surroundings(), _settings(), sorted((of_devices() or {}).items()))
+        around = (_surroundings(), _settings(), sorted((of_devices(mesh) or {}).items()))
         said = repr((given, around))
         place = said.find(_ADDRESS)
         if place < 0:

@@ -163,7 +163,7 @@ class Compilations:
     ) -> None:
         folder, name = self.folder, None
         if folder is not None:
-            name = folder.key(graph, arrays, donated=donated, shardings=shardings)
+            name = folder.key(graph, arrays, donated=donated, shardings=shardings, mesh=mesh)
         ready = folder.load(name) if folder and name else None
         if ready is not None:
             self.loaded += 1
@@ -171,7 +171,7 @@ class Compilations:
             begun = time.perf_counter()
             how = {"donated": donated, "shardings": shardings, "mesh": mesh}
             lowered = self.lower(graph, arrays, **how)
-            compiled = lowered.compile(compiler_options=of_devices())
+            compiled = lowered.compile(compiler_options=of_devices(mesh))
             self.seconds += time.perf_counter() - begun
             self.count += 1
             ready = _ready(compiled, hosts=_own.hosts_of(mesh))

@@ -24,6 +24,7 @@ class Chosen:
 
 chosen = Chosen()
 
+_WITHOUT = "xla_disable_hlo_passes"
 _ON_CPU: dict[str, bool | str] = {
     # With it, matrix products were wrong on an AMD EPYC (family 25, model 1) with jaxlib 0.7.1:
     # gradients of a GPT of 10 M parameters, from a program's second run on. JAX turns it on by
@@ -31,8 +32,11 @@ _ON_CPU: dict[str, bool | str] = {
     "xla_cpu_use_xnnpack": False,
     # A newer XLA (jax 0.12) sums all gradients in one operation, for which every device holds all
     # of them whole until the last one is there. An older one has no such pass.
-    "xla_disable_hlo_passes": "cpu-all-reduce-combiner",
+    _WITHOUT: "cpu-all-reduce-combiner",
 }
+# Widens sums of 16 bits, and ends the process where devices of a replica add such up for themselves
+# (jaxlib 0.7.1: "Invalid binary instruction opcode copy").
+_WIDENS_SUMS = "all-reduce-promotion"
 # Otherwise the compiler leaves out roundings to 16 bits between operations: losses and gradients
 # would have more bits than torch's, and what overflows in fp16 would not.
 _ON_GPU: dict[str, bool | str] = {"xla_allow_excess_precision": False}
@@ -49,13 +53,20 @@ def flags_for(name: str, *, chip: str | None = None) -> Mapping[str, str]:
     return flags_of(name, chip=chip)
 
 
-def of_devices() -> dict[str, Any] | None:
-    """The options for the compiler of this process's devices, None if there are none."""
+def of_devices(mesh: Any = None) -> dict[str, Any] | None:
+    """The options for the compiler of this process's devices, None if there are none.
+
+    Args:
+        mesh: JAX's, over which the program runs; None for one in which no device shares rows.
+    """
     platform = jax.default_backend()
     if platform != "tpu" and chosen.name != "none":
         log_once(no_effect_here(chosen.name))
-    options = {"tpu": of_tpu, "cpu": of_cpu, "gpu": _ON_GPU.copy}.get(platform, dict)()
-    return dict(options) or None
+    options = dict({"tpu": of_tpu, "cpu": of_cpu, "gpu": _ON_GPU.copy}.get(platform, dict)())
+    passes = options.get(_WITHOUT)
+    if platform == "cpu" and passes and mesh is not None and "sequence" in mesh.axis_names:
+        options[_WITHOUT] = f"{passes},{_WIDENS_SUMS}"
+    return options or None
 
 
 def of_tpu() -> dict[str, str]:

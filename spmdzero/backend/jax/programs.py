@@ -10,6 +10,7 @@ import torch
 
 from spmdzero.backend.jax import arrays
 from spmdzero.backend.jax._dispatch import value_of
+from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._listing import listing
 from spmdzero.backend.jax._lowering import annotated, lowered, returned
@@ -43,7 +44,7 @@ def record_scopes(enabled: bool, *, by: Any) -> None:
 
 def optimized_hlo(tensors: Sequence[torch.Tensor]) -> str:
     """The optimised, partitioned HLO of the program that computes `tensors`."""
-    return lowered(tensors).compile(compiler_options=of_devices()).as_text()
+    return lowered(tensors).compile(compiler_options=of_devices(compilations.mesh)).as_text()
 
 
 def text(tensors: Sequence[torch.Tensor]) -> str:
