@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from spmdzero import _torch_tpu
 from spmdzero._names import did_you_mean
+from spmdzero._torch_xla import keep_torch_xla_out, torch_xla_is_kept_out
 from spmdzero.backend.chips._chips import has_tpu_chips
 from spmdzero.backend.protocols._arrays import Arrays
 from spmdzero.backend.protocols._backend import Backend
@@ -50,6 +51,8 @@ def choose(name: str = _AUTO) -> Backend:
         name, reason = _chosen(name)
         # Set the name only now: a backend that can't be imported is not in use.
         _in_use, _reason = _imported(name), reason
+        if name == "jax":
+            keep_torch_xla_out()
     elif name not in (_AUTO, _in_use.name):
         raise SpmdZeroConfigError(
             key=_KEY,
@@ -159,6 +162,8 @@ def _install(name: str) -> str:
 def _is_installed(package: str) -> bool:
     """Whether `package` is installed; doesn't import it."""
     if sys.modules.get(package) is not None:
+        return True
+    if package == "torch_xla" and torch_xla_is_kept_out():
         return True
     spec = importlib.util.find_spec(package)
     # A folder of that name without an ``__init__.py`` is no package.

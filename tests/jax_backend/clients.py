@@ -252,7 +252,7 @@ def trained() -> dict[str, Any]:
         "accelerate": with_accelerate(),
         "lightning": with_lightning(),
     }
-    imported = [name for name in sys.modules if name.partition(".")[0] == "torch_xla"]
+    imported = [n for n, module in sys.modules.items() if module and n.split(".")[0] == "torch_xla"]
     return found | {"backend": current().name, "torch_xla": imported}
 
 

@@ -96,7 +96,7 @@ import sys
 from transformers import BertModel
 import torch, spmdzero
 spmdzero.initialize(model=torch.nn.Linear(8, 8), config={"train_batch_size": 8})
-print("torch_xla" in sys.modules)
+print(sys.modules.get("torch_xla") is not None)
 """
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import jax
 import torch
 
+from spmdzero._torch_xla import torch_xla_is_imported
 from spmdzero.backend._traced import is_tracing_only, on_torus, traced, tracing_only
 from spmdzero.backend.chips._chips import has_tpu_chips
 from spmdzero.backend.chips._torus import Torus
@@ -62,7 +63,7 @@ def _started() -> None:
 
 
 def _require_without_torch_xla() -> None:
-    if "torch_xla" in sys.modules:
+    if torch_xla_is_imported():
         clients = [name for name in ("transformers", "accelerate") if name in sys.modules]
         verb = "imports" if len(clients) == 1 else "import"
         who = f" {' and '.join(clients)} {verb} it where it is installed." if clients else ""
