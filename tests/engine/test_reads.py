@@ -7,15 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from spmdzero.backend import counters, current, runtime
+from spmdzero.backend import counters, runtime
 from spmdzero.errors import ReplicaRegionError
 from tests.support.engines import Mean, one_call, start, three_calls
 from tests.support.processes import run_python
 
 # What torch refuses of every XLA tensor, in its own words.
 FOREIGN = {"asarray", "dlpack", "storage", "untyped_storage"}
-if current().name == "jax":
-    FOREIGN.add("data_ptr")
 # An output that is a scalar has no rows.
 SCALAR = {"slice", "len", "empty"}
 

@@ -131,11 +131,23 @@ def test_an_operation_of_a_list_is_that_of_each(mesh: Mesh) -> None:
 
 def test_memory_is_refused_without_a_look_for_torch_xla(mesh: Mesh) -> None:
     # torch imports it for a tensor on such a device, and then JAX is refused.
-    for take in (torch.from_dlpack, torch.Tensor.data_ptr):
+    for take in (torch.from_dlpack, torch.Tensor.storage):
         with pytest.raises(RuntimeError, match=r"which has no memory here. Use \.cpu\(\)"):
             take(torch.ones(2, device=DEVICE))
-    assert "torch_xla" not in sys.modules
+    assert sys.modules.get("torch_xla") is None
     assert not torch.ops.aten.is_pinned(torch.ones(2, device=DEVICE))
+
+
+def test_tensors_share_storage_where_they_share_values(mesh: Mesh) -> None:
+    one, other = torch.ones(2, 3, device=DEVICE), torch.ones(2, 3, device=DEVICE)
+    storage = one.untyped_storage()
+    assert storage.nbytes() == 24
+    assert one.data_ptr() == storage.data_ptr() == one.detach().data_ptr()
+    assert one[1].data_ptr() == storage.data_ptr() + 12
+    assert one[1].untyped_storage() == storage != other.untyped_storage()
+    assert other.data_ptr() != one.data_ptr() != one.clone().data_ptr()
+    with pytest.raises(AttributeError, match=r"resize_, of a tensor .* no memory here. Use .cpu"):
+        storage.resize_(0)
 
 
 def test_what_jax_lowers_too_late_names_the_line_and_spoils_no_other_value(mesh: Mesh) -> None:

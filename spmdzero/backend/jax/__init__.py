@@ -15,7 +15,14 @@ _drawn = np.random.get_state()
 
 # These modules register, on import, answers to Python calls of tensors, and operations that are
 # answered in another way than by recording them.
-from spmdzero.backend.jax import _calls, _python, _random, _special, _strided  # noqa: E402, F401
+from spmdzero.backend.jax import (  # noqa: E402
+    _calls,  # noqa: F401
+    _python,  # noqa: F401
+    _random,  # noqa: F401
+    _special,  # noqa: F401
+    _storage,  # noqa: F401
+    _strided,  # noqa: F401
+)
 from spmdzero.backend.jax._backend import JAX as BACKEND  # noqa: E402
 
 np.random.set_state(_drawn)

@@ -253,18 +253,23 @@ def _never(*_: Any, **__: Any) -> bool:
     return False
 
 
-def _no_memory(name: str) -> Answer:
+def no_memory(what: str) -> str:
+    """A message: `what` of a tensor is asked for, and what to do."""
+    return f"{what} of a tensor on {DEVICE}, which has no memory here. Use .cpu()"
+
+
+def _refusing(name: str) -> Answer:
     def refuse(*_: Any, **__: Any) -> Any:
-        raise RuntimeError(f"{name} of a tensor on {DEVICE}, which has no memory here. Use .cpu()")
+        raise RuntimeError(no_memory(name))
 
     return refuse
 
 
-_WITH_MEMORY = ("data_ptr", "untyped_storage", "storage", "share_memory_", "apply_", "map_")
+_WITH_MEMORY = ("storage", "share_memory_", "apply_", "map_")
 # For these torch would import torch_xla, which can't share a process with JAX.
 _OF_TORCH_XLA = ("__dlpack__", "__dlpack_device__")
 for _name in (*_WITH_MEMORY, *_OF_TORCH_XLA):
-    _answers[getattr(_Tensor, _name)] = _no_memory(_name)
+    _answers[getattr(_Tensor, _name)] = _refusing(_name)
 
 
 def assign(tensor: LazyTensor, value: torch.Tensor) -> None:

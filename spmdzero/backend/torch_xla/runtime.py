@@ -16,6 +16,7 @@ from spmdzero.backend.chips._torus import Torus
 from spmdzero.backend.torch_xla import _private, memory_maps
 from spmdzero.backend.torch_xla._cpu_flags import in_force as cpu_flags
 from spmdzero.backend.torch_xla._cpu_flags import start_as_torch_computes
+from spmdzero.backend.torch_xla._storage import tell_storages_apart
 from spmdzero.backend.torch_xla._torus import torus_of
 from spmdzero.backend.torch_xla.counters import aliased_inputs
 from spmdzero.backend.torch_xla.kernels import mend
@@ -45,6 +46,7 @@ def start() -> None:
         _use_spmd()
     start_as_torch_computes()
     mend()
+    tell_storages_apart()
     memory_maps.bound_cache()
     take_over(device)
     _autocast_lists.register("xla")
