@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import logging
 import math
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 from torch import nn
 
 import spmdzero
+from spmdzero.backend import counters
+from spmdzero.backend.pure import ModuleWatch
 from tests.engine.captured import (
     Residual,
     assert_twins_agree,
@@ -339,6 +342,47 @@ def test_a_set_batch_size_is_followed() -> None:
     engines = make_engine(capture=False), make_engine()
     both(engines, lambda engine: engine.set_train_batch_size(2 * engine.train_batch_size()))
     assert engines[1].capture.reason is None
+
+
+class Configured(Residual):
+    """As transformers' models: `save_pretrained` assigns `config.architectures` anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = types.SimpleNamespace(names=["a"], sizes={"wide": (1, [2])})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss = super().forward(x)
+        return loss / 2 if self.config.names[-1] == "half" else loss
+
+
+def test_an_equal_container_is_no_change_and_is_watched_from_then_on() -> None:
+    engine = captured(make_engine(Configured()))
+    config = engine.module.config
+    before = counters.compiled()[0]
+    for _ in range(2):
+        config.names, config.sizes = ["a"], {"wide": (1, [2])}
+        whole = train(engine, 1)[0]
+        assert engine.capture.reason is None
+    assert counters.compiled()[0] == before
+    # The new list is the one that the forward reads.
+    config.names.append("half")
+    assert train(engine, 1)[0] < 0.75 * whole
+    assert engine.capture.reason is not None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [["b"], ("a",), ["a", "a"], [["a"]], {"a"}, {"a": "a"}],
+    ids=str,
+)
+def test_another_container_is_a_change(other: Any) -> None:
+    module = Configured()
+    module.config.names = other
+    watch = ModuleWatch(module, {})
+    assert watch.change() is None
+    module.config.names = ["a"]
+    assert watch.change() is not None
 
 
 class Told(Residual):

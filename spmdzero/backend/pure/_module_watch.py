@@ -116,6 +116,8 @@ HOOKS = {
 _LIBRARIES = {*sys.stdlib_module_names, "jax", "numpy", "torch", "torch_xla", "spmdzero"}
 _REGISTRIES = {"_parameters", "_modules", *HOOKS}
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
+# Those that are equal to others; what goes through a set depends on how it was filled.
+_PLAIN_CONTAINERS = (dict, list, tuple)
 # A container with more items is data, and code doesn't branch on it item by item.
 _MOST_ITEMS = 1024
 _DEPTH = 3
@@ -131,6 +133,8 @@ class _Watched:
     container: Any
     keys: list[Any]
     values: list[Any]
+    # Whether an equal container has taken the place of one of the values.
+    has_new: bool = False
 
     def restore(self) -> None:
         """Puts the earlier items back; a tuple can't have changed."""
@@ -145,7 +149,7 @@ class _Watched:
             self.container.extend(self.values)
 
     def change(self) -> str | None:
-        """The change in words, or None; numbers are compared by value here."""
+        """The change in words, or None; plain values are compared by ``==`` here."""
         now = list(_values(self.container))
         keys = list(self.container) if isinstance(self.container, dict) else range(len(now))
         if len(now) != len(self.values):
@@ -153,10 +157,11 @@ class _Watched:
         if self.keys and not all(map(_is_same_key, keys, self.keys)):
             return f"{self.name} has other keys"
         for key, old, new in zip(keys, self.values, now, strict=True):
-            if old is not new and not _is_same_number(old, new):
+            if old is not new and not _is_same_value(old, new, _DEPTH):
                 if key == "training":
                     return f"{self.name} is now in {'train' if new else 'eval'} mode"
                 return f"{key!r} of {self.name}: {_shown(old)} -> {_shown(new)}"
+            self.has_new |= old is not new and isinstance(new, _PLAIN_CONTAINERS)
         self.values = now
         return None
 
@@ -181,6 +186,7 @@ class ModuleWatch:
     """
 
     def __init__(self, module: nn.Module, others: dict[str, Any]) -> None:
+        self._made_of = module, others
         self.parameters = tuple(module.parameters())
         self.hook: str | None = None
         self._watched: list[_Watched] = []
@@ -214,7 +220,11 @@ class ModuleWatch:
                 return change
         if same:
             return None
-        self._values = [*self._now()]
+        if any(watched.has_new for watched in self._watched):
+            # What is written into an equal container from now on has to be seen, too.
+            vars(self).update(vars(ModuleWatch(*self._made_of)))
+        else:
+            self._values = [*self._now()]
         return None
 
     def restore(self) -> None:
@@ -334,8 +344,16 @@ def _is_same_key(one: Any, other: Any) -> bool:
     return one is other or (not isinstance(one, torch.Tensor) and one == other)
 
 
-def _is_same_number(old: Any, new: Any) -> bool:
-    return type(old) is type(new) and isinstance(old, _NUMBERS) and old == new
+def _is_same_value(old: Any, new: Any, depth: int) -> bool:
+    """Whether two plain values are equal: numbers, texts, and lists, dicts and tuples of such."""
+    if type(old) is not type(new):
+        return False
+    if type(old) in _PLAIN_CONTAINERS and depth > 0 and len(old) == len(new) <= _MOST_ITEMS:
+        # Code goes through a dict in its order.
+        ways = [itertools.chain(*c.items()) if isinstance(c, dict) else c for c in (old, new)]
+        pairs = zip(*ways, strict=True)
+        return all(a is b or _is_same_value(a, b, depth - 1) for a, b in pairs)
+    return isinstance(old, _NUMBERS) and old == new
 
 
 def _shown(value: Any) -> str:
