@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from spmdzero._logging import is_new
-from spmdzero.backend import local_replicas, map_tensors, nodes_behind, runtime
+from spmdzero.backend import arrays, local_replicas, map_tensors, nodes_behind, runtime
 from spmdzero.engine import Engine
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._deferred import DeferredTensor, as_input, defer, undefer
@@ -37,6 +37,7 @@ class ClientEngine(Engine):
         super().__init__(*args, **kwargs)
         rows = self._training.placer.rows
         rows.any_number = rows.of_process = True
+        arrays.mix_with_cpu()
         if runtime.process_count() > 1 and self._training.mesh.across is None:
             logger.warning(
                 "several hosts: an output with rows has those of all hosts, on each. What a client "

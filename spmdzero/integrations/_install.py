@@ -59,6 +59,12 @@ def follow_clients() -> None:
     _trainer.follow_imports()
     _accelerate.follow_imports()
     after_import("lightning", _tell_lightning)
+    after_import("diffusers.utils.import_utils", _leave_torch_xla)
+
+
+def _leave_torch_xla(diffusers: ModuleType) -> None:
+    # It reads no variable of the environment, and would import torch_xla where it is installed.
+    diffusers._torch_xla_available = False
 
 
 def _tell_lightning(_: ModuleType) -> None:

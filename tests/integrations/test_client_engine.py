@@ -313,3 +313,17 @@ def test_the_rest_of_a_clients_config_stays() -> None:
         "gradient_accumulation_steps": 4,
     }
     assert given["train_micro_batch_size_per_gpu"] == 16
+
+
+def test_an_average_on_the_cpu_follows_parameters_on_the_devices() -> None:
+    # accelerator.device is the CPU, where diffusers' EMAModel puts its average.
+    rows = config(train_micro_batch_size_per_gpu=ROWS)
+    engine = initialize_for_client(model=Tokens(), config=rows)[0]
+    parameters = dict(engine.module.named_parameters())
+    now = {name: parameter.detach().cpu() for name, parameter in parameters.items()}
+    average = {name: torch.zeros_like(value) for name, value in now.items()}
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            average[name].sub_(0.5 * (average[name] - parameter))
+            assert average[name].device.type == "cpu"
+            assert torch.equal(average[name], now[name] / 2)

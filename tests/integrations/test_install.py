@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 from tests.support.processes import ROOT, environment, run_python
 
@@ -53,6 +54,26 @@ def test_every_path_of_deepspeed_is_spmdzeros() -> None:
         from transformers.utils import is_torch_xla_available as theirs
         assert is_deepspeed_available() and not is_torch_xla_available() and not theirs()
     """))  # fmt: skip
+
+
+def test_diffusers_leaves_an_installed_torch_xla_alone(tmp_path: Path) -> None:
+    # It isn't among the tests' packages: this is how it looks for torch_xla.
+    utilities = tmp_path / "diffusers" / "utils" / "import_utils.py"
+    utilities.parent.mkdir(parents=True)
+    for folder in ("diffusers", "diffusers/utils"):
+        (tmp_path / folder / "__init__.py").write_text("")
+    utilities.write_text(
+        "import importlib.util\n"
+        "_torch_xla_available = importlib.util.find_spec('torch_xla') is not None\n"
+        "def is_torch_xla_available():\n    return _torch_xla_available\n"
+    )
+    script = (
+        "import sys, spmdzero.integrations; spmdzero.integrations.install()\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from diffusers.utils.import_utils import is_torch_xla_available as found\n"
+        "print(found())"
+    )
+    assert run_python("-c", script).split() == ["False"]
 
 
 def refusal(script: str, **variables: str) -> str:

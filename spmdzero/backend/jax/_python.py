@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from spmdzero._user_line import user_line
-from spmdzero.backend.forms._tree import found
+from spmdzero.backend.forms._tree import found, map_tensors
 from spmdzero.backend.jax import _plain_autograd
 from spmdzero.backend.jax._dispatch import dispatched, read, replace, value_of
 from spmdzero.backend.jax._tensor import DEVICE, LazyTensor, become, hooks, require_own_part
@@ -24,6 +24,16 @@ _MIXED = {
     _Tensor.index_put_, _Tensor.set_, _Tensor.type_as, torch.equal,
     _Tensor.equal,
 }  # fmt: skip
+
+
+class _Mixing:
+    """Whether a call outside of the region may take tensors on the CPU beside those on devices."""
+
+    is_allowed = False
+
+
+mixing = _Mixing()
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _C_CALLS = (type(torch.add), type(_Tensor.add))
 # The type of attribute reads, as of a shape: casts don't concern them, and a step has hundreds.
 _READS = type(_Tensor.shape.__get__)  # type: ignore[missing-attribute]
@@ -55,7 +65,7 @@ def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             like = torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype)
             return func(like, *args[1:], **kwargs)
         if isinstance(func, _C_CALLS) and func not in _MIXED:
-            _refuse_two_devices(args)
+            args = _on_one_device(func, args)
         with _autocast_as_on_devices():
             return func(*args, **kwargs)
 
@@ -70,16 +80,34 @@ def _autocast_as_on_devices() -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext()
 
 
-def _refuse_two_devices(args: tuple[Any, ...]) -> None:
+def _on_one_device(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a call on one device, if `mixing` says that they may come from two.
+
+    Raises:
+        RuntimeError: they are on two devices.
+    """
     tensors = found(args, torch.Tensor)
-    plain = [t for t in tensors if not isinstance(t, LazyTensor) and t.dim() and not _wraps(t)]
-    if plain and len(plain) < len(tensors) and not any(t.is_meta for t in plain):
+    plain = [t for t in tensors if _is_on_host(t)]
+    if not plain or len(plain) == len(tensors) or any(t.is_meta for t in plain):
+        return args
+    # A tensor of another class, as one that reports a device, answers for itself.
+    if not mixing.is_allowed or in_region() or any(type(t) not in _PLAIN for t in plain):
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, "
             f"{DEVICE} and {plain[0].device}!\n{user_line(otherwise='This call')}: what the engine "
             f"returned is on engine.device. Move a tensor of shape {list(plain[0].shape)} there, "
             ".to(engine.device), or bring the other to the host, .cpu()"
         )
+    # What is written on the CPU stays there; everything else is computed on the devices.
+    name, first = func.__name__, found(args[:1], torch.Tensor)
+    writes = name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+    if writes and any(map(_is_on_host, first)):
+        return map_tensors(args, lambda _, t: to_host(t) if isinstance(t, LazyTensor) else t)
+    return map_tensors(args, lambda _, t: t.to(DEVICE) if _is_on_host(t) else t)
+
+
+def _is_on_host(tensor: torch.Tensor) -> bool:
+    return not isinstance(tensor, LazyTensor) and tensor.dim() > 0 and not _wraps(tensor)
 
 
 def _wraps(tensor: torch.Tensor) -> bool:

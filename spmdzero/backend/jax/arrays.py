@@ -14,6 +14,7 @@ from spmdzero.backend.jax import _dispatch, _host, _plain_autograd, _writes
 from spmdzero.backend.jax._dispatch import value_of, values_of
 from spmdzero.backend.jax._graph import mark_of
 from spmdzero.backend.jax._memory import rests_on_host
+from spmdzero.backend.jax._python import mixing
 from spmdzero.backend.jax._tensor import OWN, LazyTensor, over
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers
@@ -33,6 +34,11 @@ def is_mine(tensor: torch.Tensor) -> bool:
     """Whether `tensor` is on the devices."""
     # A `StandIn`, as a loop's block returns, becomes a lazy tensor later.
     return isinstance(tensor, LazyTensor | StandIn)
+
+
+def mix_with_cpu() -> None:
+    """Lets calls take tensors on the CPU beside those on the devices."""
+    mixing.is_allowed = True
 
 
 def read(tensor: torch.Tensor) -> torch.Tensor:

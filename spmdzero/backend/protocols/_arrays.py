@@ -27,6 +27,13 @@ class Arrays(Protocol):
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
         """The value of `tensor` as a CPU tensor, computed first if it is pending."""
 
+    def mix_with_cpu(self) -> None:
+        """Lets a call outside of the region take tensors on the CPU beside those on the devices.
+
+        Its result is on the devices, unless it writes into a tensor on the CPU. Clients believe
+        that all is on the CPU, as averages of parameters that they were told to put there.
+        """
+
     def inner(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor that a dispatch mode sees in the place of `tensor`."""
 

@@ -75,6 +75,10 @@ def is_mine(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "xla"
 
 
+def mix_with_cpu() -> None:
+    """Does nothing: torch_xla uploads such a tensor by itself."""
+
+
 def read(tensor: torch.Tensor) -> torch.Tensor:
     """The value of `tensor` as a CPU tensor, computed first if it is pending."""
     return tensor.cpu()

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 _OURS = os.path.join(os.path.dirname(__file__), "deepspeed.py")
 # Clients whose first import is noticed, so that they can be adapted while they are imported.
-_FOLLOWED = ("accelerate", "transformers.training_args")
+_FOLLOWED = ("accelerate", "diffusers.utils.import_utils", "transformers.training_args")
 _TWO = """\
 this environment has two packages of the name deepspeed: DeepSpeed itself, in {theirs}, and \
 spmdzero-deepspeed, which gives spmdzero that name. Keep one of them:
