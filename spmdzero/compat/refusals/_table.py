@@ -140,14 +140,23 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         'Write "optimizer": {"type": "AdamW", ...} (or Adagrad, Lion) into the config; '
         '"offload_optimizer": {"device": "cpu"} has its states rest on the host',
         """
-        ops: aio gds pin_memory  runtime: swap_tensor superoffload zenflow
+        runtime: superoffload zenflow
         checkpointing: copy_to_device detach_variable extract_tensors
           get_cpu_activations_for_backward move_to_device get_offloaded_activations_for_backward
           restore_offloaded_activations partition_activations is_activation_to_checkpoint
         ops.adam: ZenFlowCPUAdam ZenFlowSelectiveAdamW
           ZenFlowSelectiveAdamW_stage3  ops.adagrad: DeepSpeedCPUAdagrad
-        DeepSpeedEngine: aio_config cpuadam_cores_perc zenflow_config swap_tensor_config
-          zero_partial_offload
+        DeepSpeedEngine: cpuadam_cores_perc zenflow_config zero_partial_offload
+        """,
+    ),
+    (
+        "a host's disks are read and written by no step: NVMe offload and its asynchronous files "
+        "are DeepSpeed's alone",
+        '"offload_optimizer": {"device": "cpu"} has states rest in the host\'s memory; read and '
+        "write your own files with Python",
+        """
+        ops: aio gds pin_memory  runtime: swap_tensor
+        DeepSpeedEngine: aio_config swap_tensor_config
         """,
     ),
     (
