@@ -8,6 +8,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from spmdzero.engine._parameter import trained_parameter
 from spmdzero.engine._schedule import note_step
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.step._deepspeed_names import NamedAsDeepSpeeds
 
 _HOOKS = (
     "_optimizer_step_pre_hooks",
@@ -42,7 +43,7 @@ class _Refusal:
         )
 
 
-def take_over(client: torch.optim.Optimizer, optimizer: torch.optim.Optimizer) -> None:
+def take_over(client: torch.optim.Optimizer, optimizer: NamedAsDeepSpeeds) -> None:
     """Makes the hooks of `client` run around the calls of the engine's `optimizer`.
 
     Calls that would read or make states of `client` raise from now on, while an engine trains for
@@ -51,6 +52,7 @@ def take_over(client: torch.optim.Optimizer, optimizer: torch.optim.Optimizer) -
     step. Torch's schedules take `client` as one that has taken a step.
     """
     note_step(client)
+    optimizer.given = client
     refused = (
         (client.register_step_pre_hook, "step()", "engine.step()"),
         (client.register_state_dict_pre_hook, "state_dict()", "engine.optimizer.state_dict()"),

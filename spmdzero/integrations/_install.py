@@ -71,6 +71,7 @@ def _tell_lightning(_: ModuleType) -> None:
     from spmdzero.integrations import _lightning_registry
 
     _lightning_registry.count_no_tpus()
+    _lightning_registry.name_rates_by_the_scripts_optimizer()
     _lightning_registry.register_strategies()
 
 

@@ -17,9 +17,11 @@ class NamedAsDeepSpeeds(torch.optim.Optimizer):
 
     Attributes:
         scaler: the rules of fp16's loss scale, None without one.
+        given: the optimizer that was passed to `initialize`, None for the config's.
     """
 
     scaler: LossScaler | None
+    given: torch.optim.Optimizer | None = None
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:

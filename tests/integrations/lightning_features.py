@@ -17,6 +17,7 @@ spmdzero.integrations.install()
 # ruff: noqa: E402
 import lightning
 import torch
+from lightning.pytorch.callbacks import LearningRateMonitor
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, MetricCollection
@@ -159,6 +160,29 @@ class SkipsStep(Base):
 class Gathers(Base):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return self.all_gather(self.loss(batch)).mean()
+
+
+class Monitored(Base):
+    """Learning rates are logged by the name of the script's optimizer, without a schedule."""
+
+    schedule = False
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=1e-2)
+        if not self.schedule:
+            return optimizer
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_end(outputs, batch, batch_idx)
+        self.seen[-1][1] = LearningRateMonitor("step")._extract_stats(self.trainer, "any")
+
+
+class MonitoredSchedule(Monitored):
+    """The same, with a schedule."""
+
+    schedule = True
 
 
 class Manual(Base):

@@ -142,7 +142,7 @@ def test_precision_flags_are_those_of_deepspeeds_strategy():
 def test_what_steps_do_beside_training_is_done_with_the_rows_of_all_devices():
     names = (
         *("ReturnsMetric", "Collects", "ReadsEpoch", "ReadsIndex", "ReadsList"),
-        *("MaximumOfMetric", "SkipsStep"),
+        *("MaximumOfMetric", "SkipsStep", "Monitored", "MonitoredSchedule"),
     )
     seen = features(*names)
     for name in names:
@@ -153,7 +153,8 @@ def test_what_steps_do_beside_training_is_done_with_the_rows_of_all_devices():
     # What reads a number that is another at each step is traced at each step.
     assert folded.pop("ReadsIndex") == 0
     assert folded.pop("ReadsList") <= 1
-    del folded["SkipsStep"]
+    for name in ("SkipsStep", "Monitored", "MonitoredSchedule"):
+        del folded[name]
     assert folded.pop("MaximumOfMetric") == 6
     assert folded == {"ReturnsMetric": 6, "Collects": 6, "ReadsEpoch": 12}
 
