@@ -62,7 +62,7 @@ def follow_clients() -> None:
     after_import("diffusers.utils.import_utils", _leave_torch_xla)
 
 
-def _leave_torch_xla(diffusers: ModuleType) -> None:
+def _leave_torch_xla(diffusers: Any) -> None:
     # It reads no variable of the environment, and would import torch_xla where it is installed.
     diffusers._torch_xla_available = False
 
