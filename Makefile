@@ -55,8 +55,8 @@ PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 ON_JAX := tests/explain/test_explain.py tests/docs/test_docs.py tests/notebooks tests/comm \
 	$(addprefix tests/integrations/test_,client_engine.py client_schedule.py deferred.py \
 	experts.py loaded_models.py trainers_loss.py transformers.py) \
-	$(addprefix tests/engine/test_,attention.py first_import.py gpu_scripts.py interrupts.py \
-	labels.py offload.py optimizers.py reads.py replaced_functions.py second_derivatives.py \
+	$(addprefix tests/engine/test_,attention.py first_import.py gpu_scripts.py inference_mode.py \
+	interrupts.py labels.py offload.py optimizers.py reads.py replaced_functions.py second_derivatives.py \
 	seeding.py stage_3.py stage_3_calls.py writes.py wrong_input.py zero_init.py) \
 	tests/unit/test_attention_kernels.py tests/unit/test_region_answers.py
 # Those of the replica region, which each backend lowers in its own way, run on both.

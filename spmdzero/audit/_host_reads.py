@@ -64,13 +64,12 @@ class HostWatch(DispatchMode):
         super().__exit__(exc_type, exc_val, exc_tb)
         self._calls.__exit__(exc_type, exc_val, exc_tb)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
-    ) -> Any:
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operation, and notes its fallback or read."""
         name = func.name().partition(".")[0]
         reads, fallbacks = counters.host_reads(), counters.fallback_calls(name)
         with self.noting(name):
-            result = func(*args, **(kwargs or {}))
+            result = func(*args, **kwargs)
             if counters.fallback_calls(name) > fallbacks:
                 self._fallbacks[name, self._line()] += 1
                 # The reads of the fallback's own inputs are not the script's.

@@ -12,6 +12,7 @@ from spmdzero._user_line import user_line
 from spmdzero.backend import arrays, current, device_types, hands_over, map_tensors
 from spmdzero.engine._backward import BackwardWatch
 from spmdzero.engine._module_hooks import ModuleHook
+from spmdzero.errors import SpmdZeroRuntimeError
 from spmdzero.state._training import Training
 
 logger = logging.getLogger("spmdzero")
@@ -55,6 +56,12 @@ class DirectCalls(ModuleHook):
         if training is None or parameter is None or not arrays.is_mine(parameter):
             # A module that was moved off the devices is a plain torch module.
             return
+        if torch.is_inference_mode_enabled() and not current().views_in_inference_mode:
+            raise SpmdZeroRuntimeError(
+                f"{user_line()}: {type(module).__name__} is called without its engine in "
+                f"torch.inference_mode(), where {current().name} can't take a view of a parameter. "
+                "Call it in torch.no_grad(), or call the engine, engine(...)"
+            )
         if "cpu" in device_types((args, dict(kwargs))):
             self._say(
                 module,

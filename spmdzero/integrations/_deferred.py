@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from spmdzero._dispatch_mode import composed
 from spmdzero.backend import arrays, map_tensors, runtime
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._chosen_places import by_places
@@ -105,6 +106,9 @@ class DeferredTensor(torch.Tensor):
     ) -> Any:
         """Runs an operation on the devices, or on the CPU if it reads a value."""
         kwargs = kwargs or {}
+        parts = composed(func)
+        if parts is not None:
+            return parts(*args, **kwargs)
         if func.namespace != "aten":
             # A collective over processes, which may write into any of its tensors.
             return _on_host(func, args, kwargs, written=_tensors((args, kwargs)))

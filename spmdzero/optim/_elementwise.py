@@ -244,12 +244,11 @@ class _NoHostReads(DispatchMode):
         torch.ops.aten.masked_select,
     )
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operation that reads nothing."""
         if func.overloadpacket in self._READS:
             raise _HostReadError(f"it reads a value back from the device ({func}) at every step")
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 @contextlib.contextmanager

@@ -77,6 +77,18 @@ def test_a_read_gives_what_a_tensor_on_the_cpu_gives(name: str, computes: bool) 
         assert_summed(torch.tensor(found), torch.tensor(wanted))
 
 
+def test_in_inference_mode_it_is_moved_and_cast_as_outside() -> None:
+    value = deferred()
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            cast, moved = value.to(torch.float64), value.to("cpu", torch.float64)
+            assert isinstance(cast, DeferredTensor)
+            assert type(moved) is torch.Tensor
+            dropped = F.dropout(value, 0.5, training=False)
+            for made in (cast.cpu(), moved, dropped.cpu()):
+                assert_summed(made, VALUES.to(made.dtype))
+
+
 def test_nothing_is_read_before() -> None:
     tensor = deferred()
     before = reads()

@@ -178,3 +178,28 @@ def test_in_inference_mode_what_views_a_tensor_is_of_its_kind_as_in_torch(mesh: 
             views = [made.detach(), made.view(-1), made.t(), computed.detach(), computed.t()]
         assert [view.is_inference() for view in views] == [False] * 3 + [True] * 2, device
         assert torch.equal(views[-1].cpu(), torch.full((3, 2), 2.0))
+
+
+def test_in_inference_mode_a_write_reaches_what_it_reaches_outside(mesh: Mesh) -> None:
+    views: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        lambda x: x.narrow(1, 0, 1),
+        lambda x: x.reshape(3, 2),
+        lambda x: x.t().reshape(-1),
+        lambda x: x.contiguous(),
+        lambda x: x.chunk(2, 1)[1],
+        lambda x: x.mT,
+        lambda x: x.to(torch.float32),
+        lambda x: torch.view_as_complex(x.view(3, 2)).real,
+        lambda x: torch.view_as_complex(x.view(3, 2)).imag,
+        lambda x: x.unflatten(1, (3, 1)).movedim(0, 1),
+    ]
+    after = {}
+    for device in ("cpu", "xla"):
+        for mode in (torch.no_grad, torch.inference_mode):
+            for place, view in enumerate(views):
+                x = torch.arange(6.0, device=device).view(2, 3)
+                with mode():
+                    view(x).mul_(2).add_(1)
+                after[place, device, mode] = x.cpu().tolist()
+    for (place, device, mode), found in after.items():
+        assert found == after[place, "cpu", torch.no_grad], (place, device, mode)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from spmdzero._dispatch_mode import composed
 from spmdzero._user_line import user_line
 from spmdzero.backend.forms._tree import found, mapped
 from spmdzero.backend.jax import _host
@@ -51,6 +52,9 @@ def dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _answered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if func in _special:
         return _special[func](*args, **kwargs)
+    parts = composed(func)
+    if parts is not None:
+        return parts(*args, **kwargs)
     if AtenOp.of(func) is None:
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise SpmdZeroRuntimeError(

@@ -56,10 +56,8 @@ class OwnFactories(DispatchMode):
     Python can be told apart: they say whether memory is pinned, C++ does not.
     """
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operation; what it makes for C++ is on the devices."""
         device = kwargs.get("device")
         if func in _made and device is not None and kwargs.get("pin_memory") is None:
             kwargs = kwargs | {"device": DEVICE}

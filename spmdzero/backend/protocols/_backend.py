@@ -52,6 +52,8 @@ class Backend:
             until backward; a log line says so if they stay on the devices.
         host_memory: the host's memory; None for a backend that can't use it.
         repeats: starts known programs again; None for a backend that records each step.
+        views_in_inference_mode: whether a tensor made outside of `torch.inference_mode` can be
+            viewed in it, as a linear layer does with its weight.
         device_memory: the devices' memory; None for a backend that can't tell what a program takes.
     """
 
@@ -74,4 +76,5 @@ class Backend:
     recomputed_from_host: Callable[..., Any]
     host_memory: HostMemory | None = None
     repeats: Repeats | None = None
+    views_in_inference_mode: bool = True
     device_memory: DeviceMemory | None = None

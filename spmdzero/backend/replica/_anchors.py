@@ -41,10 +41,9 @@ class Anchors(DispatchMode):
         """The tensor that takes the place of an anchor's value."""
         return self._keep(value) if self.active and not is_hooked() else value
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operation; an anchor's value goes to `keep`."""
+        result = func(*args, **kwargs)
         return self.kept(result) if func in ANCHORS else result
 
 

@@ -83,10 +83,8 @@ class RegionDispatch(DispatchMode):
         self._reads.__exit__(None, None, None)
         _entered.pop()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answers an operation of the innermost region."""
         makes = not _takes_mine(args)
         if _entered[-1] is not self or (makes and not _names_devices(kwargs)):
             return func(*args, **kwargs)

@@ -71,10 +71,9 @@ class _Kept(DispatchMode):
         self._first, self._left = False, None
         super().__exit__(exc_type, exc_val, exc_tb)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
-    ) -> Any:
-        made = func(*args, **(kwargs or {}))
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operation; the result of a product is kept."""
+        made = func(*args, **kwargs)
         return self.keep(made) if func in PRODUCTS else made
 
     def keep(self, made: torch.Tensor) -> torch.Tensor:

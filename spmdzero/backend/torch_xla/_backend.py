@@ -38,4 +38,5 @@ TORCH_XLA = Backend(
     refuse_leak=refuse_leak,
     recomputed=recomputed,
     recomputed_from_host=recomputed_from_host,
+    views_in_inference_mode=False,
 )
