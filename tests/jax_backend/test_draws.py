@@ -89,10 +89,6 @@ def test_the_state_continues_where_it_was_read(mesh: Mesh) -> None:
     ("draw", "said"),
     [
         (lambda: torch.poisson(zeros()), "aten.poisson.default draws random numbers in a way"),
-        (
-            lambda: torch.rand(3, device=DEVICE, generator=torch.Generator()),
-            "is given a torch.Generator",
-        ),
         (lambda: zeros().bernoulli_(1.5), "the probability 1.5 is not in"),
         (lambda: torch.randint(3, 3, (2,), device=DEVICE), "test_draws.py"),
     ],

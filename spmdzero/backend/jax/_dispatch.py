@@ -22,7 +22,7 @@ from spmdzero.backend.jax._views import (
     ViewStep,
 )
 from spmdzero.backend.jax.ops import UnsupportedError
-from spmdzero.backend.replica import KNOWN_DRAWS, PRODUCTS, mixed_dtypes
+from spmdzero.backend.replica import KNOWN_DRAWS, PRODUCTS, has_generator, mixed_dtypes
 from spmdzero.errors import SpmdZeroRuntimeError
 
 _aten = torch.ops.aten
@@ -57,6 +57,8 @@ def _answered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return parts(*args, **kwargs)
     if AtenOp.of(func) is None:
         if torch.Tag.nondeterministic_seeded in func.tags:
+            if has_generator(args, kwargs) and "out" not in kwargs:
+                return hooks.drawn(func, args, kwargs)
             raise SpmdZeroRuntimeError(
                 f"{user_line()}: {func} draws random numbers in a way that the JAX backend doesn't "
                 f"know. Use {KNOWN_DRAWS}, or draw on the CPU and move the numbers"

@@ -12,10 +12,11 @@ from spmdzero.backend import _named_states
 from spmdzero.backend.jax import _host
 from spmdzero.backend.jax._dispatch import special, value_of
 from spmdzero.backend.jax._generator import generator
+from spmdzero.backend.jax._host_draws import drawn_by_generator
 from spmdzero.backend.jax._tensor import DEVICE, LazyTensor, over
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.jax._writes import write
-from spmdzero.backend.replica import IN_PLACE, REPLACEMENTS, Random, stream_of
+from spmdzero.backend.replica import IN_PLACE, REPLACEMENTS, Random, has_generator, stream_of
 from spmdzero.errors import ReplicaRegionError, SpmdZeroRuntimeError
 
 
@@ -30,16 +31,13 @@ class GlobalRandom(Random):
 
 
 def _draw(func: Any, *args: Any, **kwargs: Any) -> Any:
-    if kwargs.get("generator") is not None:
-        raise SpmdZeroRuntimeError(
-            f"{user_line()}: {func} is given a torch.Generator, and the devices have one of their "
-            "own. Leave the generator out"
-        )
     if any(isinstance(a, LazyTensor) and value_of(a).space is Space.REPLICA for a in args):
         raise ReplicaRegionError(
             f"{user_line()}: {func} draws for a replica outside of its forward, where every "
             "replica would get the same numbers. Draw in the forward"
         )
+    if has_generator(args, kwargs):
+        return drawn_by_generator(func, args, kwargs)
     try:
         drawn = REPLACEMENTS[IN_PLACE.get(func, func)](GlobalRandom(), *args, **kwargs)
     except ValueError as error:

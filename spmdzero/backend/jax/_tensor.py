@@ -125,6 +125,7 @@ class Hooks:
         called: answers a Python call of torch's.
         dispatched: answers an operation below autograd.
         written: answers an operation that writes.
+        drawn: answers a draw that is given a `torch.Generator`.
         assign: does `tensor.data = value`.
         text: makes `repr(tensor)`.
     """
@@ -132,6 +133,7 @@ class Hooks:
     called: Callable[[Any, tuple[Any, ...], dict], Any]
     dispatched: Callable[[Any, tuple[Any, ...], dict], Any]
     written: Callable[[Any, tuple[Any, ...], dict], Any]
+    drawn: Callable[[Any, tuple[Any, ...], dict], Any]
     assign: Callable[[LazyTensor, torch.Tensor], None]
     text: Callable[[LazyTensor], str]
 

@@ -10,6 +10,7 @@ import jax
 import torch
 
 from spmdzero._torch_xla import torch_xla_is_imported
+from spmdzero.backend._device_generator import take_over_generator
 from spmdzero.backend._traced import is_tracing_only, on_torus, traced, tracing_only
 from spmdzero.backend.chips._chips import has_tpu_chips
 from spmdzero.backend.chips._torus import Torus
@@ -57,6 +58,7 @@ def _started() -> None:
             jax.config.update("jax_num_cpu_devices", int(count))
     _cluster.connect()
     register()
+    take_over_generator(lambda: DEVICE)
     # Tensors that exist before an engine makes its own mesh are on all devices.
     DeviceMesh(MeshSpec((("fsdp", jax.device_count()),)))
     forks.watch()

@@ -13,6 +13,7 @@ from spmdzero.backend.replica._random import (
     REPLACEMENTS,
     Random,
     ReplicaRandom,
+    has_generator,
     stream_of,
 )
 from spmdzero.backend.replica._readers import (
@@ -51,6 +52,7 @@ __all__ = [
     "common_value",
     "current_reader",
     "global_norm",
+    "has_generator",
     "in_region",
     "kept_on_host",
     "leave_stacked",

@@ -21,6 +21,7 @@ from spmdzero.backend.replica._random import (
     KNOWN_DRAWS,
     REPLACEMENTS,
     ReplicaRandom,
+    has_generator,
 )
 from spmdzero.backend.replica._readers import Reader, common_value, reads_are_global, reads_by
 from spmdzero.errors import ReplicaRegionError
@@ -101,6 +102,12 @@ class RegionDispatch(DispatchMode):
             return self._equal(*args)
         if func is _aten._to_copy.default:
             return self._copy(func, args, kwargs)
+        if torch.Tag.nondeterministic_seeded in func.tags and has_generator(args, kwargs):
+            raise self._error(
+                f"{func} is given a torch.Generator, which can't drive several replicas. Leave the "
+                "generator out and seed with torch.manual_seed, or draw before the forward and "
+                "hand the numbers in as an input"
+            )
         if func in IN_PLACE:
             return args[0].copy_(self._draw(IN_PLACE[func], args, kwargs))
         if func in REPLACEMENTS:
@@ -146,11 +153,6 @@ class RegionDispatch(DispatchMode):
         return torch.where(mask.reshape(shape), value.reshape(()).to(target.dtype), target)
 
     def _draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if kwargs.get("generator") is not None:
-            raise self._error(
-                f"{func} is given a torch.Generator, which can't drive several replicas. Leave the "
-                "generator out and seed with torch.manual_seed"
-            )
         try:
             return REPLACEMENTS[func](self.random, *args, **kwargs)
         except (ValueError, RuntimeError) as error:

@@ -10,7 +10,7 @@ with streams of that generator.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,11 @@ KNOWN_DRAWS = (
     "exponential_"
 )
 _SHORT_MANTISSA = {torch.bfloat16: 1 << 8, torch.float16: 1 << 11}
+
+
+def has_generator(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a draw is given a `torch.Generator`."""
+    return any(isinstance(value, torch._C.Generator) for value in (*args, *kwargs.values()))
 
 
 def _scramble(bits: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 
 from spmdzero.backend import _autocast_lists, _named_states
+from spmdzero.backend._device_generator import take_over_generator
 from spmdzero.backend._device_index import take_over
 from spmdzero.backend._traced import is_tracing_only, on_torus, traced, tracing_only
 from spmdzero.backend.chips._chips import has_tpu_chips
@@ -49,6 +50,7 @@ def start() -> None:
     tell_storages_apart()
     memory_maps.bound_cache()
     take_over(device)
+    take_over_generator(device)
     _autocast_lists.register("xla")
 
 
