@@ -13,7 +13,7 @@ NEWEST ?= $(shell for python in $(NEWEST_PYTHONS); do \
 	$$there -c '' 2>/dev/null && echo $$there && exit; done; done)
 NEWEST_BIN := .venv-newest/bin
 
-.PHONY: help install demo test test-all test-processors test-pythons test-first-hour first-hour-jax first-hour-xla first-hour-notebooks newest-python test-newest lint bench soak soak-hosts docs goldens notebooks clean bench-gpu
+.PHONY: help install demo test test-all test-local-rank test-processors test-pythons test-first-hour first-hour-jax first-hour-xla first-hour-notebooks newest-python test-newest lint bench soak soak-hosts docs goldens notebooks clean bench-gpu
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make install    make .venv with all that the tests need, and run nothing"
 	@echo "make test    lint, types, tests"
 	@echo "make test-all    those, and what takes long: all models, configs and topologies, some hours"
+	@echo "make test-local-rank    the tests of clients as under a launcher that sets LOCAL_RANK"
 	@echo "make test-processors    the tests of make test as on processors with other instructions, twice as long"
 	@echo "make test-first-hour    fresh environments (JAX, torch_xla, notebooks): what README and the first pages have a reader run"
 	@echo "make test-pythons    the same of the README with torch_xla on 3.10 and 3.13"
@@ -93,8 +94,14 @@ BOTH = failed=0; set -x; $(PYTEST) $(1) $(addprefix --ignore=,$(3)) || failed=1;
 test: lint
 	@$(call BOTH,-m "not slow",$(SHARED),$(ON_JAX))
 
-test-all: lint
+test-all: lint test-local-rank
 	@$(call BOTH,,$(SHARED_ALL))
+
+# What a launcher tells clients, by which they call their device cpu:0.
+test-local-rank: .venv/installed
+	TEST_LOCAL_RANK=0 $(PYTEST) tests/integrations -m "not slow"
+	TEST_LOCAL_RANK=0 SPMDZERO_BACKEND=jax $(PYTEST) tests/integrations \
+	tests/jax_backend/test_clients.py -m "not slow"
 
 # What else a processor may have: the instructions of JAX's XLA, then of torch's kernels, oneDNN's and
 # MKL's. torch_xla's has those of tests/support/backends.py on each. Without F16C, which comes with

@@ -17,6 +17,7 @@ from spmdzero._logging import forget_what_was_logged
 from spmdzero.backend import Mesh, current, runtime
 from spmdzero.plan import MeshSpec
 from tests.support.backends import VARIABLES
+from tests.support.processes import local_rank
 
 # A file that is about torch_xla says so at its top.
 OF_TORCH_XLA = re.compile(
@@ -28,7 +29,7 @@ JAX_TESTS = Path(__file__).parent / "jax_backend"
 
 def pytest_configure(config: pytest.Config) -> None:
     """Chooses the backend and how it starts, before a test's file imports it."""
-    os.environ |= {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"}
+    os.environ |= {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"} | local_rank()
     paths = [Path(argument.partition("::")[0]).resolve() for argument in config.args]
     only_jax = bool(paths) and all(JAX_TESTS in (path, *path.parents) for path in paths)
     if only_jax or importlib.util.find_spec("torch_xla") is None:

@@ -105,7 +105,7 @@ class ClientEngine(Engine):
                 "drives the first model that it prepared: make another Accelerator() for another "
                 "model, and call that one's backward"
             )
-        on_devices = super().backward(undefer(loss), retain_graph, scale_wrt_gas)
+        on_devices = super().backward(_on_devices(loss), retain_graph, scale_wrt_gas)
         if not retain_graph:
             self._open_forwards = max(self._open_forwards - 1, 0)
         return DeferredTensor(on_devices, computes=True)
@@ -154,6 +154,12 @@ class ClientEngine(Engine):
                 type(self.module).__name__,
             )
         return takes
+
+
+def _on_devices(loss: torch.Tensor) -> torch.Tensor:
+    """The loss on the devices, also of a script that has taken it to the CPU; gradients pass."""
+    value = undefer(loss)
+    return value if arrays.is_mine(value) else value.to(runtime.device())
 
 
 def _comes_from(loss: torch.Tensor, module: torch.nn.Module) -> bool:

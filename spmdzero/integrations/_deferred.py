@@ -236,9 +236,15 @@ def _reads(func: Any, args: Any, kwargs: Any) -> bool:
     if torch.Tag.dynamic_output_shape in func.tags and func is not _aten.index.Tensor:
         # Operations such as `nonzero` and `unique` give indices and counts, without gradients.
         return True
-    if func is _aten._to_copy.default and kwargs.get("device") is not None:
+    if func is _aten._to_copy.default and _leaves_the_cpu(kwargs.get("device")):
         return True
     return not any(t._computes for t in _tensors((args, kwargs)) if isinstance(t, DeferredTensor))
+
+
+def _leaves_the_cpu(device: Any) -> bool:
+    """Whether a move to `device` is one for a tensor that says that it is on the CPU."""
+    # ``cpu:0`` is the CPU, to which clients move a loss where LOCAL_RANK is set.
+    return device is not None and torch.device(device).type != "cpu"
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Any) -> list[torch.Tensor]:

@@ -122,6 +122,20 @@ def test_a_sum_over_items_trains_as_on_one_device(sizes: tuple[int, ...]) -> Non
     assert_trained_as(engine, theirs)
 
 
+@pytest.mark.parametrize("move", [lambda loss: loss.to("cpu:0"), torch.Tensor.cpu])
+def test_a_loss_that_was_moved_to_the_cpu_trains(move: Any) -> None:
+    # TRL's trainers do so with their device, which is cpu:0 under LOCAL_RANK.
+    engine, theirs, adam = both()
+    inputs = batch(ROWS)
+    loss = move(engine(**inputs, num_items_in_batch=items(inputs))["loss"])
+    assert loss.device == torch.device("cpu")
+    engine.backward(loss)
+    engine.step()
+    theirs(**inputs, num_items_in_batch=items(inputs))["loss"].backward()
+    adam.step()
+    assert_trained_as(engine, theirs)
+
+
 class Placed(Tokens):
     """`Tokens` with an input before the others that is no batch."""
 

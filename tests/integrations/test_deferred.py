@@ -81,12 +81,26 @@ def test_in_inference_mode_it_is_moved_and_cast_as_outside() -> None:
     value = deferred()
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
-            cast, moved = value.to(torch.float64), value.to("cpu", torch.float64)
-            assert isinstance(cast, DeferredTensor)
-            assert type(moved) is torch.Tensor
-            dropped = F.dropout(value, 0.5, training=False)
-            for made in (cast.cpu(), moved, dropped.cpu()):
-                assert_summed(made, VALUES.to(made.dtype))
+            assert value.to("meta", torch.float64).is_meta
+            cast, dropped = value.to(torch.float64), F.dropout(value, 0.5, training=False)
+            for made in (cast, dropped):
+                assert isinstance(made, DeferredTensor)
+                assert_summed(made.cpu(), VALUES.to(made.dtype))
+
+
+@pytest.mark.parametrize("place", ["cpu", "cpu:0", torch.device("cpu", 0)])
+def test_a_move_to_the_cpu_on_which_it_says_it_is_reads_nothing(place: Any) -> None:
+    # LOCAL_RANK=0 makes clients' device cpu:0.
+    leaf = on_devices(grad=True)
+    value = defer(leaf * 2)
+    before = reads()
+    moved = value.to(place)
+    cast = moved.to(place, torch.float64)
+    assert reads() == before
+    assert isinstance(moved, DeferredTensor)
+    assert isinstance(cast, DeferredTensor)
+    undefer(cast.sum()).backward()
+    assert torch.equal(leaf.grad.cpu(), torch.full((4, 6), 2.0))
 
 
 def test_nothing_is_read_before() -> None:

@@ -23,7 +23,14 @@ def environment(**more: str) -> dict[str, str]:
 
     A child that inherits it has SPMD on from the start, and a place among processes.
     """
-    return {name: value for name, value in os.environ.items() if name not in _LEFT} | more
+    kept = {name: value for name, value in os.environ.items() if name not in _LEFT}
+    return kept | local_rank() | more
+
+
+def local_rank() -> dict[str, str]:
+    """LOCAL_RANK where `make test-local-rank` asks for it: clients call their device cpu:0 then."""
+    asked = os.environ.get("TEST_LOCAL_RANK")
+    return {} if asked is None else {"LOCAL_RANK": asked}
 
 
 def free_port() -> str:
