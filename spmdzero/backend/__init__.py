@@ -16,6 +16,7 @@ from spmdzero.backend._current import (
 from spmdzero.backend._interrupts import held, let_in
 from spmdzero.backend._keys import draw_keys
 from spmdzero.backend._named_states import follow as follow_named_states
+from spmdzero.backend._old_norms import old_norm_error, old_norms
 from spmdzero.backend._seeding import follow_torchs_seed
 from spmdzero.backend._uploads import same_on_hosts
 from spmdzero.backend.chips._flag_sets import FLAG_SETS
@@ -125,6 +126,8 @@ __all__ = [
     "mapped",
     "memory_maps",
     "nodes_behind",
+    "old_norm_error",
+    "old_norms",
     "programs",
     "refuse_gradient_hooks",
     "refuse_graph",

@@ -115,11 +115,21 @@ def left_home(tensor: torch.Tensor) -> Home | None:
     return vars(tensor).pop(_HOME, None)
 
 
+class HeldError(RuntimeError):
+    """A graph of autograd holds the tensor."""
+
+
 def exchange(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Swaps the contents of two tensor objects; returns False if weak references forbid it."""
+    """Swaps the contents of two tensor objects; returns False if weak references forbid it.
+
+    Raises:
+        HeldError: something that was computed of `tensor` is still there.
+    """
     try:
         torch.utils.swap_tensors(tensor, other)
     except RuntimeError as error:
+        if "use_count" in str(error):
+            raise HeldError(str(error)) from error
         if "weakref" not in str(error):
             raise
         return False

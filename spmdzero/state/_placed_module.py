@@ -16,7 +16,8 @@ from spmdzero.backend import (
 )
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import Layout
-from spmdzero.state._homes import exchange, left_home
+from spmdzero.state._computed_before import refuse_held, refuse_old_weight_norm
+from spmdzero.state._homes import HeldError, exchange, left_home
 from spmdzero.state._weights import WeightSource, aliases
 
 Moved = dict[torch.Tensor, torch.Tensor]
@@ -42,8 +43,10 @@ def move_module(
 
     Raises:
         SpmdZeroUsageError: a parameter or buffer is on a device other than the CPU, meta or the
-            backend's; or `source` gives a tensor a different shape.
+            backend's; `source` gives a tensor a different shape; or something that was computed of
+            a parameter, with gradients, is still there.
     """
+    refuse_old_weight_norm(module)
     named = aliases(module)
     for tensor, names in named.items():
         _check(names[0], tensor)
@@ -68,7 +71,11 @@ def move_module(
             placed = nn.Parameter(placed, requires_grad=tensor.requires_grad)
         # Users group parameters by attributes such as `no_decay`, which are kept.
         placed.__dict__.update(arrays.attributes(tensor))
-        if not exchange(tensor, placed):
+        try:
+            exchanged = exchange(tensor, placed)
+        except HeldError:
+            refuse_held(module, names[0], tensor)
+        if not exchanged:
             renewed[tensor] = placed
     _replace(module, renewed)
     return renewed

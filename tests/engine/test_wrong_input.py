@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import spmdzero
 from spmdzero import SpmdZeroConfigError, SpmdZeroUsageError
+from spmdzero.errors import ReplicaRegionError
 from tests.support.bounds import assert_summed
 from tests.support.engines import Mean, start
 
@@ -274,3 +275,57 @@ class TestNotFinite:
         assert engine.skipped_steps == 1
         assert engine.was_step_applied()
         assert not torch.equal(engine.module.weight.cpu(), before)
+
+
+class Turned(nn.Module):
+    """A module with an attribute that its constructor computes of a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+        self.line.turned = self.line.weight.t()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.line.turned
+
+
+def test_an_attribute_computed_of_a_parameter_is_named() -> None:
+    error = refused(r"test_wrong_input.py:\d+: line.weight", model=Turned())
+    assert "the attribute 'line.turned' was computed of it before initialize" in str(error)
+    assert "Compute it in the forward" in str(error)
+
+
+def test_a_penalty_of_parameters_is_let_go_of_before_initialize() -> None:
+    model = nn.Linear(4, 4)
+    penalty = sum(p.square().sum() for p in model.parameters())
+    error = refused(r"test_wrong_input.py:\d+: weight can't move", model=model)
+    assert "such as a penalty" in str(error)
+    del penalty
+    engine, *_ = spmdzero.initialize(model=model, config=config())
+    assert_summed(
+        engine(torch.ones(16, 4)).cpu(), model(torch.ones(16, 4, device=engine.device)).cpu()
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+@pytest.mark.parametrize("norm", ["weight_norm", "spectral_norm"])
+def test_old_norms_are_refused_and_what_the_error_names_trains(norm: str) -> None:
+    x = torch.linspace(-1, 1, 64).reshape(16, 4)
+
+    def trained(make: Any) -> torch.Tensor:
+        torch.manual_seed(0)
+        engine, *_ = spmdzero.initialize(
+            model=nn.Sequential(make(nn.Linear(4, 4))), config=config()
+        )
+        loss = engine(x).square().mean()
+        engine.backward(loss)
+        engine.step()
+        return loss.cpu()
+
+    with pytest.raises((SpmdZeroUsageError, ReplicaRegionError)) as e:
+        trained(getattr(nn.utils, norm))
+    assert f"Use torch.nn.utils.parametrizations.{norm}" in str(e.value)
+    assert "'0.weight'" in str(e.value)
+    torch.manual_seed(0)
+    model = nn.Sequential(getattr(nn.utils.parametrizations, norm)(nn.Linear(4, 4)))
+    assert_summed(trained(getattr(nn.utils.parametrizations, norm)), model(x).square().mean())

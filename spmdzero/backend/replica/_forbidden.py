@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from spmdzero.backend._current import arrays
+from spmdzero.backend._old_norms import old_norm_error, old_norms
 from spmdzero.errors import ReplicaRegionError
 
 
@@ -20,12 +21,17 @@ def kept_tensors(module: nn.Module) -> dict[tuple[str, str], torch.Tensor]:
 
 
 def refuse_new(
-    before: Mapping[tuple[str, str], torch.Tensor], after: Mapping[tuple[str, str], torch.Tensor]
+    module: nn.Module,
+    before: Mapping[tuple[str, str], torch.Tensor],
+    after: Mapping[tuple[str, str], torch.Tensor],
 ) -> None:
-    """Raises ReplicaRegionError if a forward has put a tensor into an attribute or buffer."""
+    """Raises ReplicaRegionError if a forward of `module` has put a tensor into an attribute."""
     for (prefix, name), value in after.items():
         if before.get((prefix, name)) is not value:
             path = f"{prefix}.{name}" if prefix else name
+            norm = old_norms(module.get_submodule(prefix)).get(name)
+            if norm is not None:
+                raise ReplicaRegionError(old_norm_error(path, norm))
             raise ReplicaRegionError(
                 f"forward keeps a tensor in the attribute {path!r}. It belongs to one replica and "
                 "can't be used outside of the forward (XLA would abort the process): return it, "

@@ -135,7 +135,7 @@ class ReplicaRegion:
             torch.set_rng_state(generator)
             entered, output, dispatch = self._run(args, kwargs, own, loops=False)
         self.recomputes, self.read_at = dispatch.recomputes, dispatch.read_at
-        refuse_new(kept, kept_tensors(self._module))
+        refuse_new(self._module, kept, kept_tensors(self._module))
         refuse_written(stamps, self._own_state())
         flags: dict[str, torch.Tensor] = {}
         written = leave_written(entered.watch.written(entered.state), self._mesh, flags)
