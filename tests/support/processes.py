@@ -28,9 +28,13 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def local_rank() -> dict[str, str]:
-    """LOCAL_RANK where `make test-local-rank` asks for it: clients call their device cpu:0 then."""
-    asked = os.environ.get("TEST_LOCAL_RANK")
-    return {} if asked is None else {"LOCAL_RANK": asked}
+    """A launcher's variables where `make test-local-rank` asks for them: a device is cpu:0 then."""
+    rank = os.environ.get("TEST_LOCAL_RANK")
+    if rank is None:
+        return {}
+    # Port 0 is any that is free.
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WORLD_SIZE": "1"}
+    return {"LOCAL_RANK": rank, "RANK": rank} | place
 
 
 def free_port() -> str:
