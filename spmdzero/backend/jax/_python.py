@@ -18,11 +18,11 @@ from spmdzero.backend.replica import in_region
 _Tensor = torch.Tensor
 Answer = Callable[..., Any]
 _answers: dict[Any, Answer] = {}
-# Calls that take tensors of two devices.
+# Calls that take tensors of two devices: those of recurrent layers take the sizes of packed rows.
 _MIXED = {
     _Tensor.copy_, _Tensor.__getitem__, _Tensor.__setitem__, torch.index_put, _Tensor.index_put,
     _Tensor.index_put_, _Tensor.set_, _Tensor.type_as, torch.equal,
-    _Tensor.equal,
+    _Tensor.equal, torch.ctc_loss, torch.gru, torch.lstm, torch.rnn_relu, torch.rnn_tanh,
 }  # fmt: skip
 
 

@@ -29,6 +29,8 @@ from spmdzero.errors import ReplicaRegionError
 _aten = torch.ops.aten
 _BATCH_NORMS = {_aten.native_batch_norm.default, _aten._native_batch_norm_legit.default}
 _PUTS = {_aten.index_put.default, _aten.index_put_.default}
+# Only what their gradient needs has a shape of the data's. A backend that has them pads it.
+_CTC = {_aten._ctc_loss.default, _aten._ctc_loss.Tensor}
 _INDEXED = {_aten.index.Tensor, *_PUTS}
 
 
@@ -195,7 +197,7 @@ class RegionDispatch(DispatchMode):
                     f"{func} with a boolean mask has a shape that depends on data. "
                     "Use torch.where or masked_fill"
                 )
-        elif torch.Tag.dynamic_output_shape in func.tags:
+        elif torch.Tag.dynamic_output_shape in func.tags and func not in _CTC:
             raise self._error(
                 f"the shape of {func} depends on data, which a compiled program can't have. "
                 "Use torch.where, masked_fill, or a fixed number of elements"
