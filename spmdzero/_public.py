@@ -20,6 +20,7 @@ from spmdzero.engine import ZeroOptimizer as DeepSpeedOptimizer
 from spmdzero.errors import (
     AuditError,
     NonFiniteError,
+    OutOfRangeError,
     ReplicaRegionError,
     SpmdZeroCheckpointError,
     SpmdZeroConfigError,
@@ -53,6 +54,7 @@ __all__ = [
     "Finding",
     "NonFiniteError",
     "OnDevice",
+    "OutOfRangeError",
     "ReplicaRegionError",
     "ShardView",
     "ShardingPlan",

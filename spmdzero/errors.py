@@ -68,6 +68,14 @@ class ReplicaRegionError(SpmdZeroError, RuntimeError):
     """
 
 
+class OutOfRangeError(SpmdZeroError, IndexError):
+    """An index lies outside of what it indexes, such as a label that is no class.
+
+    The devices find it and can't stop, so it is raised when the host next asks them, after the
+    steps in between.
+    """
+
+
 class SpmdZeroCheckpointError(SpmdZeroError, RuntimeError):
     """A checkpoint can't be written, or can't be loaded; nothing was changed.
 

@@ -22,6 +22,14 @@ from spmdzero.backend._uploads import same_on_hosts
 from spmdzero.backend.chips._flag_sets import FLAG_SETS
 from spmdzero.backend.chips._torus import Torus, scatter_steps, scatters_whole
 from spmdzero.backend.forms._autograd_graph import hands_over, is_transforming, nodes_behind
+from spmdzero.backend.forms._indices import (
+    INDICES,
+    LABEL,
+    IndexRange,
+    IndexSites,
+    first_flag,
+    note_index,
+)
 from spmdzero.backend.forms._own_rows import (
     keep_same,
     local_replicas,
@@ -69,6 +77,8 @@ from spmdzero.backend.protocols._repeats import Beginning, Kept, Repeat
 
 __all__ = [
     "FLAG_SETS",
+    "INDICES",
+    "LABEL",
     "REPLICATED",
     "TENSORS",
     "Across",
@@ -82,6 +92,8 @@ __all__ = [
     "FoldedFunction",
     "Form",
     "Forward",
+    "IndexRange",
+    "IndexSites",
     "Kept",
     "KeySource",
     "Mesh",
@@ -108,6 +120,7 @@ __all__ = [
     "current",
     "device_types",
     "draw_keys",
+    "first_flag",
     "flags",
     "follow_named_states",
     "follow_torchs_seed",
@@ -126,6 +139,7 @@ __all__ = [
     "mapped",
     "memory_maps",
     "nodes_behind",
+    "note_index",
     "old_norm_error",
     "old_norms",
     "programs",

@@ -18,6 +18,7 @@ from spmdzero._to_launcher import tell
 from spmdzero.backend import runtime
 from spmdzero.backend.hosts import processes
 from spmdzero.engine._accumulation import Accumulation
+from spmdzero.engine._health import look
 from spmdzero.errors import UsageValueError
 from spmdzero.formats import (
     BackgroundSaver,
@@ -101,7 +102,7 @@ class Checkpoints:
         if training.region is not None and training.state.flags:
             # An evaluation's pending graph is compiled as a whole, not for its flags alone.
             runtime.sync()
-            training.region.check_agreement()
+            look(training)
         if not save_dir:
             raise UsageValueError(f"save_dir must be a non-empty string, got {save_dir!r}")
         folder = Path(save_dir)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from spmdzero.engine._health import look
 from spmdzero.state._training import Training
 
 
@@ -60,6 +61,9 @@ class Progress:
         """The L2 norm of all gradients of the latest step, unscaled and before clipping.
 
         It reads one scalar and so waits for the step. It is None before the first step.
+
+        Raises:
+            OutOfRangeError: it is not finite, and the cause is an index out of range.
         """
         optimizer = self._training.optimizer
         if optimizer is None or optimizer.grad_norm is None:
@@ -67,5 +71,5 @@ class Progress:
         norm = optimizer.grad_norm.item()
         # A loss that is not finite gives such a norm; reading its record costs one more read.
         if not math.isfinite(norm):
-            self._training.health.log_if_bad()
+            look(self._training)
         return norm

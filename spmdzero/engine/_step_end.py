@@ -7,6 +7,7 @@ from typing import Any
 from spmdzero.backend import runtime
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._frozen import FreezeWatch
+from spmdzero.engine._health import look
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._progress import Progress
 from spmdzero.engine._schedule import note_step
@@ -19,11 +20,10 @@ EVERY = 64
 
 
 class AgreementRhythm:
-    """Decides when the host reads whether replicas agree: after 1, 2, 4, ... 64, 128, 192, ...
+    """Decides when the host reads what the devices found: after 1, 2, 4, ... 64, 128, 192, ...
 
-    The numbers count micro-batches. The devices remember a disagreement, so a late read misses
-    none; but each read waits for the devices. A model without an integer output or buffer has
-    nothing to read.
+    The numbers count micro-batches. The devices remember a disagreement, an index out of range and
+    a loss that is not finite, so a late read misses none; but each read waits for the devices.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class StepEnd:
 
     Attributes:
         after_step: functions that are called after each step.
-        agreement: decides when the host reads whether replicas agree.
+        agreement: decides when the host reads what the devices found.
     """
 
     def __init__(
@@ -63,7 +63,8 @@ class StepEnd:
         """Counts a micro-batch that was started, and at the boundary the step.
 
         Raises:
-            NonFiniteError, SpmdZeroRuntimeError, ReplicaRegionError: see `ThreeCalls.step`.
+            NonFiniteError, SpmdZeroRuntimeError, ReplicaRegionError, OutOfRangeError: see
+                `ThreeCalls.step`.
         """
         training, optimizer = self._training, self._training.optimizer
         assert optimizer is not None
@@ -81,8 +82,8 @@ class StepEnd:
         try:
             if boundary:
                 self._finish_step(optimizer, lr_kwargs, skipped=skipped)
-            if training.region is not None and self.agreement.is_due():
-                training.region.check_agreement()
+            if self.agreement.is_due():
+                look(self._training)
         finally:
             # The step is done, even if a schedule, a monitor or a check raises.
             if boundary:
@@ -129,9 +130,7 @@ class StepEnd:
 
     def _report(self) -> None:
         training = self._training
-        if training.region is not None:
-            training.region.check_agreement()
-        training.health.log_if_bad()
+        look(training)
         if runtime.process_index() == 0:
             logger.info(
                 "step=%d, skipped=%d, lr=%s, mom=%s",

@@ -4,7 +4,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import torch
 
-from spmdzero.backend import programs, runtime
+from spmdzero.backend import LABEL, IndexRange, note_index, programs, runtime
 from spmdzero.backend.forms._order import after
 from spmdzero.backend.forms._row_parts import by_device, parts_of_rows
 from spmdzero.errors import SpmdZeroUsageError
@@ -47,7 +47,7 @@ def linear_cross_entropy(
             rows, so many of each device.
 
     Returns a scalar: fp32, or fp64 for fp64. It is nan where a label on the devices is out of
-    range, because they can't raise.
+    range, because they can't raise; the engine raises `OutOfRangeError` when it next asks them.
 
     Raises:
     SpmdZeroUsageError: shapes, dtypes or `reduction` that don't fit.
@@ -72,6 +72,7 @@ def linear_cross_entropy(
         rows, counts = labels.flatten(), labels.flatten() != ignore_index
     if device == "cpu":
         _check_range(rows[counts], vocabulary=weight.shape[0])
+    note_index(labels, _allowed(weight, ignore_index))
     inputs = (hidden, weight, bias)
     needs = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
     total = cast(
@@ -85,6 +86,10 @@ def linear_cross_entropy(
     # Without labels torch's loss is nan, and its gradients are zero.
     mean = total / number.clamp(min=1)
     return torch.where(number > 0, mean, torch.full_like(mean, torch.nan))
+
+
+def _allowed(weight: torch.Tensor, ignore_index: int) -> IndexRange:
+    return IndexRange(what=LABEL, size=len(weight), ignored=ignore_index)
 
 
 def _is_for_cpu(tensor: torch.Tensor) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from spmdzero.backend import REPLICATED, arrays
+from spmdzero.backend import REPLICATED, IndexRange, IndexSites, arrays, first_flag
 from spmdzero.errors import NonFiniteError
 from spmdzero.step._folds import Folds
 from spmdzero.step._numbers import step_number
@@ -55,7 +55,7 @@ class LossHealth:
 
     def __init__(self, state: State, *, check: bool) -> None:
         self._state, self.check = state, check
-        self._folds = Folds.of_few(state.mesh)
+        self._folds, self._sites = Folds.of_few(state.mesh), IndexSites()
         self._forget_bad()
         self._forget_losses()
 
@@ -81,27 +81,63 @@ class LossHealth:
         `loss` with which its backward pass begins.
         """
         state, known = self._state, self._state.numbers["first_bad"]
+        # Of several hosts each has indices of its own, of which the others know nothing.
+        behind = arrays.indices_behind(loss) if state.mesh.across is None else []
+        sites = tuple((allowed, line) for _, allowed, line in behind)
 
         def watch(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            loss, mean, here, first_bad, finite, *scaled = inputs
+            loss, mean, here, first_bad, finite, *rest = inputs
+            scaled, noted = rest[: len(rest) - len(indices)], rest[len(rest) - len(indices) :]
             seen = state.mesh.mark(arrays.apart(mean.reshape(())), REPLICATED)
             share = arrays.apart(loss if parts == 1 else loss / parts)
             gradient = _gradient(loss, parts, *scaled)
             bad, finite = watched(seen, here, first_bad=first_bad, finite=finite)
-            return [bad, seen, share, gradient, *([finite] if self.check else [])]
+            outside = self._outside(noted, sites)
+            return [bad, seen, share, gradient, *outside, *([finite] if self.check else [])]
 
         here = state.mesh.place(step_number(step), waits=True)
         inputs = [loss, mean, here, known, state.numbers["finite"]]
         inputs += [] if scale is None else [scale]
+        indices = [self._known_outside(), *(index for index, *_ in behind)] if behind else []
         with torch.no_grad():
-            first_bad, seen, share, gradient, *finite = self._folds(
-                ("watched", parts), watch, inputs
+            first_bad, seen, share, gradient, *rest = self._folds(
+                ("watched", parts, sites), watch, [*inputs, *indices]
             )
         state.write("first_bad", first_bad, known=known)
         if self.check:
-            state.write("finite", *finite)
+            state.write("finite", rest.pop())
             state.write("loss", seen)
+        for outside in rest:
+            state.write("outside", outside)
         return seen, share, gradient
+
+    def _known_outside(self) -> torch.Tensor:
+        if "outside" not in self._state.numbers:
+            self._state.upload("outside", torch.zeros(2, dtype=torch.int32))
+        return self._state.numbers["outside"]
+
+    def _outside(
+        self, noted: Sequence[torch.Tensor], sites: Sequence[tuple[IndexRange, str]]
+    ) -> list[torch.Tensor]:
+        """The flag of indices after those of a loss; nothing if the loss has none."""
+        if not noted:
+            return []
+        known, *indices = noted
+        for index, (allowed, line) in zip(indices, sites, strict=True):
+            flag = self._sites.flag(index, allowed, line)
+            known = known if flag is None else first_flag(known, flag)
+        return [known]
+
+    def check_indices(self) -> None:
+        """Reads whether an index outside of the module's forward lay outside of its range.
+
+        Raises:
+            OutOfRangeError: one did.
+        """
+        outside = self._state.get("outside")
+        if outside is not None:
+            self._state.upload("outside", torch.zeros(2, dtype=torch.int32))
+            self._sites.refuse(arrays.read(outside))
 
     def _forget_bad(self) -> None:
         # The record is 1 + the first bad step, 0 for none. It is data, as a Python int would
@@ -140,13 +176,20 @@ class LossHealth:
                 + unchanged
             )
 
-    def log_if_bad(self) -> None:
-        """Reads the record, and logs once the first step whose loss was not finite."""
-        step = self._state["first_bad"].item() - 1
-        if step >= 0:
-            logger.warning(
-                "the loss was not finite at step %d. "
-                'Set "spmd": {"check_finite": true} to stop before such an update',
-                step,
-            )
-            self._forget_bad()
+    def first_bad_step(self) -> int | None:
+        """Reads and forgets the first step whose loss was not finite; None if all were."""
+        step = int(self._state["first_bad"].item()) - 1
+        if step < 0:
+            return None
+        self._forget_bad()
+        return step
+
+    @staticmethod
+    def say_bad(step: int) -> None:
+        """Logs that the loss of `step` was not finite."""
+        logger.warning(
+            "the loss was not finite at step %d, and the devices found no index out of range: a "
+            "number has grown too large (a learning rate without warmup), or an input is not "
+            'finite. Set "spmd": {"check_finite": true} to stop before such an update',
+            step,
+        )

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import REPLICATED, Mesh, Passage, arrays
+from spmdzero.backend import REPLICATED, Mesh, Passage, arrays, first_flag
 from spmdzero.step._boundary import Boundary
 from spmdzero.step._folds import Folds
 from spmdzero.step._gradient_path import GradientPath
@@ -75,7 +75,7 @@ class StepProgram:
         new, state = {**new, **written}, {**state, **written}
         for name, flag in passage.flags.items():
             known = state.get(f"agreement/{name}")
-            new[f"agreement/{name}"] = flag if known is None else known | flag
+            new[f"agreement/{name}"] = flag if known is None else first_flag(known, flag)
         waiting = {f"accumulator/{name}": grad for name, grad in gradients.items()}
         for name, grad in waiting.items():
             if name in state:

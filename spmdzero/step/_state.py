@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend import Mesh, PartitionSpec, arrays
+from spmdzero.backend import INDICES, Mesh, PartitionSpec, arrays
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import ShardingPlan
 
 # Names of tensors that a step replaces by new tensors; it writes into all others.
 _REPLACED = frozenset({"norm", "finite", "loss", "total"})
-_NUMBERS = _REPLACED | {"counter/applied", "counter/skipped", "first_bad"}
+_NUMBERS = _REPLACED | {"counter/applied", "counter/skipped", "first_bad", "outside"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,9 @@ class State(Mapping[str, torch.Tensor]):
 
     def _place(self, name: str, registry: MutableMapping[Any, Any], key: Any) -> Place:
         replaced = name in _REPLACED or registry is self.flags
-        spec = self.plan.at_rest(name).spec
+        # Each device keeps its own flag of indices.
+        split = registry is self.flags and key == INDICES
+        spec = self.mesh.batch_spec(2) if split else self.plan.at_rest(name).spec
         return Place(name=name, registry=registry, key=key, spec=spec, replaced=replaced)
 
     def places(self) -> Iterator[Place]:

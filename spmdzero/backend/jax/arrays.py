@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from spmdzero.backend.jax import _dispatch, _host, _plain_autograd, _writes
 from spmdzero.backend.jax._dispatch import value_of, values_of
 from spmdzero.backend.jax._graph import mark_of
+from spmdzero.backend.jax._indexed import indices_behind
 from spmdzero.backend.jax._memory import rests_on_host
 from spmdzero.backend.jax._python import mixing
 from spmdzero.backend.jax._tensor import OWN, LazyTensor, over
@@ -237,7 +238,7 @@ def local_replicas(tensor: torch.Tensor) -> list[int]:
 
 __all__ = [
     "PARAMETER", "apart", "are_on_host", "are_pending", "attributes", "buffer_handles", "fresh",
-    "inner", "is_kept_beside", "is_mine", "is_split",
+    "indices_behind", "inner", "is_kept_beside", "is_mine", "is_split",
     "local_replicas", "local_shapes", "local_shards", "local_slices", "memory_of", "read",
     "replace", "set_value", "shapes_of", "sharding_of", "value_ids", "write_stamp",
 ]  # fmt: skip

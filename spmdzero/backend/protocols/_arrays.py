@@ -5,6 +5,8 @@ from typing import Any, Protocol
 
 import torch
 
+from spmdzero.backend.forms._indices import IndexRange
+
 Form = tuple[tuple[int, ...], torch.dtype, str]
 """Shape, dtype and `Arrays.sharding_of` of a tensor."""
 
@@ -59,6 +61,13 @@ class Arrays(Protocol):
 
     def apart(self, tensor: torch.Tensor) -> torch.Tensor:
         """A new tensor with the value of `tensor`, which autograd doesn't know."""
+
+    def indices_behind(self, tensor: torch.Tensor) -> list[tuple[torch.Tensor, IndexRange, str]]:
+        """The tensors of indices with which a pending tensor is computed in global space.
+
+        Returns them with their ranges and the user's lines; those of a forward in the replica
+        region aren't among them. It is empty where the backend doesn't know what is pending.
+        """
 
     def write_stamp(self, tensor: torch.Tensor) -> Hashable:
         """A stamp that changes whenever `tensor` is written: in place, by a view, or by `.data`."""

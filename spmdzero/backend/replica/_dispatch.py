@@ -14,6 +14,12 @@ from spmdzero._dispatch_mode import DispatchMode
 from spmdzero._user_line import user_line
 from spmdzero.backend._current import arrays, runtime
 from spmdzero.backend._interrupts import held
+from spmdzero.backend.forms._indices import (
+    IndexRange,
+    RegionIndices,
+    indexed_by,
+    noting,
+)
 from spmdzero.backend.replica._around import Quirks
 from spmdzero.backend.replica._gathered import GatheredAtUse
 from spmdzero.backend.replica._random import (
@@ -49,6 +55,7 @@ class RegionDispatch(DispatchMode):
         owner: the module whose forward runs, to name submodules in errors.
         quirks: differences between the backend's operations and torch's.
         gathered: gathers parameters that are stored as shards; None where there are none.
+        indices: takes note of indices; None where nobody asks for them.
 
     Attributes:
         random: as given.
@@ -67,8 +74,10 @@ class RegionDispatch(DispatchMode):
         owner: nn.Module,
         quirks: Quirks,
         gathered: GatheredAtUse | None = None,
+        indices: RegionIndices | None = None,
     ) -> None:
         super().__init__()
+        self._indices = indices
         self._quirks, self._gathered = quirks, gathered
         self.random, self._upload, self._owner = random, upload, owner
         self._read, self._read_fixed = read, read_fixed
@@ -77,6 +86,7 @@ class RegionDispatch(DispatchMode):
 
     def __enter__(self) -> "RegionDispatch":
         _entered.append(self)
+        noting.append(self._note_index)
         self._reads = reads_by(Reader(values=self._values, line=self._line))
         self._reads.__enter__()
         return super().__enter__()
@@ -84,6 +94,7 @@ class RegionDispatch(DispatchMode):
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
         super().__exit__(exc_type, exc_val, exc_tb)
         self._reads.__exit__(None, None, None)
+        noting.pop()
         _entered.pop()
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -118,6 +129,9 @@ class RegionDispatch(DispatchMode):
             filled = self._masked_fill(func, *args[:3])
             return args[0].copy_(filled) if func is _aten.index_put_.default else filled
         self._refuse_what_aborts(func, args)
+        if self._indices is not None:
+            for index, allowed in indexed_by(func._opname, args):
+                self._note_index(index, allowed)
         if func in _BATCH_NORMS:
             return self._quirks.batch_norm(func, args, kwargs)
         try:
@@ -129,6 +143,15 @@ class RegionDispatch(DispatchMode):
             said = str(error).removeprefix(f"{user_line()}: ")
             named = said if said.startswith(f"{func} ") else f"{func} failed: {said}"
             raise self._error(named) from error
+
+    @property
+    def outside(self) -> torch.Tensor | None:
+        """The flag of the forward's indices, see `IndexSites`; None if there were none."""
+        return None if self._indices is None else self._indices.flag
+
+    def _note_index(self, index: torch.Tensor, allowed: IndexRange) -> None:
+        if self._indices is not None and arrays.is_mine(index):
+            self._indices.note(index, allowed, self._line)
 
     def _equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
         if one.device != other.device:

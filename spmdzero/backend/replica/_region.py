@@ -6,7 +6,7 @@ still in replica space. There is no collective inside, by construction.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,10 +14,11 @@ from torch import nn
 from torch.nn.utils.stateless import _reparametrize_module
 
 from spmdzero._logging import log_once
-from spmdzero.backend._current import runtime
+from spmdzero.backend._current import arrays, runtime
 from spmdzero.backend._interrupts import let_in
+from spmdzero.backend.forms._indices import INDICES, IndexSites, RegionIndices, first_flag
 from spmdzero.backend.forms._own_rows import local_replicas
-from spmdzero.backend.protocols._mesh import REPLICATED, Mesh
+from spmdzero.backend.protocols._mesh import REPLICATED, Mesh, PartitionSpec
 from spmdzero.backend.protocols._region import (
     AttentionCall,
     GradientSink,
@@ -102,6 +103,7 @@ class ReplicaRegion:
         # Number of backward passes inside the region, one inside another.
         self._in_backward = 0
         self.disagreements: dict[str, torch.Tensor] = {}
+        self._sites = IndexSites()
         self.recomputes = False
         self.read_at: str | None = None
 
@@ -143,6 +145,9 @@ class ReplicaRegion:
             whole = self._outputs.leave_first(output)
         else:
             whole = self._outputs.leave(output, entered.rows, flags)
+        if dispatch.outside is not None:
+            # Each device keeps its own, so that it costs nothing on the wire.
+            flags[INDICES] = _manual.leave_stacked(dispatch.outside, self._mesh)
         return Passage(output=whole, written=written, flags=flags, state=entered.watch.before)
 
     def _run(
@@ -171,7 +176,8 @@ class ReplicaRegion:
         inside: contextlib.AbstractContextManager[Any] | None = None,
     ) -> tuple[Any, RegionDispatch]:
         replicas = _reparametrize_module(self._module, entered.state, tie_weights=True)
-        with self._gathers(), self._dispatch(own.key, own.read) as dispatch:
+        noted = self._dispatch(own.key, own.read, indices=RegionIndices(self._sites))
+        with self._gathers(), noted as dispatch:
             provided = Provided(
                 random=dispatch.random,
                 upload=self._upload,
@@ -218,8 +224,10 @@ class ReplicaRegion:
                     self._mesh.commit(own[name], value, rest.spec if rest else REPLICATED)
             self._wrote(written.keys())
         for label, flag in flags.items():
-            known = self.disagreements[label] if label in self.disagreements else self._agreement()
-            self.disagreements[label] = self._mesh.mark(known | flag, REPLICATED)
+            known = self.disagreements.get(label)
+            known = self._nothing(flag.shape) if known is None else known
+            merged = first_flag(known, flag)
+            self.disagreements[label] = self._mesh.mark(merged, self._spec_of(merged))
 
     @property
     def awaits_backward(self) -> bool:
@@ -278,7 +286,13 @@ class ReplicaRegion:
     def _gathers(self) -> contextlib.AbstractContextManager[None]:
         return self._gathered or contextlib.nullcontext()
 
-    def _dispatch(self, key: KeySource | None, read: Reader | None) -> RegionDispatch:
+    def _dispatch(
+        self,
+        key: KeySource | None,
+        read: Reader | None,
+        *,
+        indices: RegionIndices | None = None,
+    ) -> RegionDispatch:
         key = key or self._make_key
         replica = self._mesh.enter(self.replicas, self._mesh.batch_spec(1))
         return RegionDispatch(
@@ -289,6 +303,7 @@ class ReplicaRegion:
             owner=self._module,
             quirks=self._around.quirks,
             gathered=self._gathered,
+            indices=indices,
         )
 
     def _own_state(self) -> dict[str, torch.Tensor]:
@@ -297,21 +312,31 @@ class ReplicaRegion:
     def _enter_whole(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._mesh.enter(tensor, (None,) * tensor.dim())
 
-    def _agreement(self) -> torch.Tensor:
+    def _nothing(self, shape: Sequence[int]) -> torch.Tensor:
         # It is uploaded, so that the first disagreement has the same graph as the later ones.
-        return self._mesh.place(torch.zeros((), dtype=torch.int32))
+        nothing = torch.zeros(torch.Size(shape), dtype=torch.int32)
+        if not shape:
+            return self._mesh.place(nothing)
+        return self._mesh.place(nothing[: local_replicas(self._mesh.spec)], self._spec_of(nothing))
+
+    def _spec_of(self, flag: torch.Tensor) -> PartitionSpec:
+        return self._mesh.batch_spec(flag.dim()) if flag.dim() else REPLICATED
 
     def check_agreement(self) -> None:
-        """Reads whether integer outputs and buffers were the same on every replica so far.
+        """Reads what the devices have found so far that the host has to know.
 
         Raises:
-            ReplicaRegionError: one was not; the error names it.
+            ReplicaRegionError: an integer output or buffer was not the same on every replica; the
+                error names it.
+            OutOfRangeError: an index lay outside of what it indexes.
         """
         flags = dict(self.disagreements)
         # They stay, set to zero: the next forward then has the same graph as the latest.
-        self.disagreements.update({label: self._agreement() for label in flags})
+        self.disagreements.update({k: self._nothing(flag.shape) for k, flag in flags.items()})
         for label, flag in flags.items():
-            if flag.item():
+            if label == INDICES:
+                self._sites.refuse(arrays.read(self._mesh.mark(arrays.fresh(flag), REPLICATED)))
+            elif flag.item():
                 raise ReplicaRegionError(
                     f"{label} is an integer and differs between replicas, so it has no one value. "
                     "Make it independent of the batch, or a float, whose mean is taken"

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch_xla.distributed.spmd as xs
 
+from spmdzero.backend.forms._indices import IndexRange
 from spmdzero.backend.protocols._arrays import Form
 from spmdzero.backend.torch_xla import _private, runtime
 from spmdzero.backend.torch_xla._private import (
@@ -30,6 +31,7 @@ __all__ = [
     "buffer_handles",
     "forms_of",
     "fresh",
+    "indices_behind",
     "inner",
     "is_kept_beside",
     "is_mine",
@@ -54,6 +56,11 @@ PARAMETER = torch.nn.Parameter
 def attributes(tensor: torch.Tensor) -> dict[str, Any]:
     """The attributes that users set on `tensor`."""
     return vars(tensor)
+
+
+def indices_behind(tensor: torch.Tensor) -> list[tuple[torch.Tensor, IndexRange, str]]:
+    """Nothing: torch_xla doesn't list what is pending."""
+    return []
 
 
 def memory_of(tensor: torch.Tensor) -> tuple[int, int]:
