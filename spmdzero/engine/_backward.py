@@ -129,18 +129,40 @@ class BackwardWatch:
             regions.callback(setattr, _running, "engine", False)
             yield
 
+    @contextlib.contextmanager
+    def by_hooks(self) -> Iterator[None]:
+        """Surrounds a backward pass that `engine.backward` starts, whose hooks run forwards.
+
+        What these hand back is divided and scaled already, as the gradient that the hooks are
+        called with is.
+        """
+        for watch in _watches:
+            watch._note_scaled()
+        with contextlib.ExitStack() as ends:
+            _running.hooks = _running.engine = True
+            ends.callback(setattr, _running, "engine", False)
+            ends.callback(setattr, _running, "hooks", False)
+            yield
+
     def _arrived(self, grad: torch.Tensor | None) -> torch.Tensor | None:
         # A folded forward is one node, and this hook is called for each of its outputs, some of
         # which have no gradient.
-        if grad is None or getattr(_running, "engine", False):
+        by_hooks = getattr(_running, "hooks", False)
+        if grad is None or (getattr(_running, "engine", False) and not by_hooks):
             return grad
         if self._region is not None and self._region.recomputes:
             raise SpmdZeroUsageError(
-                "loss.backward() with activation checkpointing: what is recomputed would run "
+                "gradient caching with activation checkpointing: what is recomputed would run "
+                "outside of the replica region. Leave checkpointing out; smaller parts "
+                "(mini_batch_size) save memory too"
+                if by_hooks
+                else "loss.backward() with activation checkpointing: what is recomputed would run "
                 "outside of the replica region. Call engine.backward(loss)"
             )
         if hands_over():
             # torch.autograd.grad asks for these numbers, which has nothing to do with a step.
+            return grad
+        if by_hooks:
             return grad
         if torch.is_grad_enabled():
             refuse_graph()

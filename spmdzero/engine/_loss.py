@@ -21,13 +21,27 @@ def check_loss(loss: Any) -> None:
         raise UsageAssertionError(
             f"engine.backward needs a scalar loss, got {shape}. Reduce it first: loss.mean()"
         )
-    if loss.grad_fn is None:
+    if loss.grad_fn is None and not runs_forwards(loss):
         raise UsageAssertionError(
             "engine.backward(loss) without a forward: this loss does not depend on what "
             "engine(...) returned. Call loss = engine(...) outside of torch.no_grad() and "
             "don't detach it"
         )
     current().refuse_leak(loss)
+
+
+def runs_forwards(loss: torch.Tensor) -> bool:
+    """Whether hooks of `loss` run the forwards whose gradients its backward is to bring.
+
+    Gradient caching is of that form: the loss is a leaf, whose value a forward without gradients
+    has given, and a hook on it runs each part of the batch again, with its own backward pass.
+    """
+    # A client's loss is a leaf behind one node, which hands it to the devices.
+    nodes = () if loss.grad_fn is None else loss.grad_fn.next_functions
+    leaf = loss if loss.grad_fn is None else None
+    if len(nodes) == 1:
+        leaf = getattr(nodes[0][0], "variable", None)
+    return leaf is not None and leaf.requires_grad and bool(leaf._backward_hooks)
 
 
 def find_loss(output: Any) -> torch.Tensor:

@@ -15,7 +15,7 @@ from spmdzero.engine._folded import FoldedCalls
 from spmdzero.engine._folded_call import DirectPass, keep_waiting
 from spmdzero.engine._host_outputs import HostOutputs
 from spmdzero.engine._launching import Launching
-from spmdzero.engine._loss import check_loss
+from spmdzero.engine._loss import check_loss, runs_forwards
 from spmdzero.engine._reports import WallClock
 from spmdzero.engine._schedule import require_metrics
 from spmdzero.engine._step_end import StepEnd
@@ -127,8 +127,9 @@ class ThreeCalls:
         """Accumulates the gradients of `loss`.
 
         Args:
-            loss: a scalar that depends on an output of `engine(...)`. Each of several hosts has its
-                own loss, and the gradients are those of the mean loss.
+            loss: a scalar that depends on an output of `engine(...)`, or a leaf with a hook that
+                runs forwards and their own backward passes, as gradient caching has it. Each of
+                several hosts has its own loss, and the gradients are those of the mean loss.
             retain_graph: as in `torch.Tensor.backward`.
             scale_wrt_gas: whether to divide by `gradient_accumulation_steps`, so that the step uses
                 the mean over micro-batches.
@@ -150,10 +151,15 @@ class ThreeCalls:
                 self._launching.summed = self._watch.sum_of_rows(loss)
             direct, scale = DirectPass.of(loss, training), self._loss_scale()
             step = training.counters.global_steps
+            hooks = runs_forwards(loss)
+            # A script may have computed the value that its hooks start from on the host.
+            there = loss.detach().to(training.device) if hooks else loss
             detached, returned, gradient = training.health.watch(
-                loss, self._of_all(loss), parts=parts, step=step, scale=scale
+                there, self._of_all(there), parts=parts, step=step, scale=scale
             )
-            with self._watch.by_engine(loss):
+            if not arrays.is_mine(loss):
+                gradient = torch.full_like(loss, self._host_scale() / parts)
+            with self._watch.by_hooks() if hooks else self._watch.by_engine(loss):
                 if direct is None:
                     arrays.backward(loss, [gradient], retain_graph=retain_graph)
                 else:
@@ -202,6 +208,10 @@ class ThreeCalls:
         # The scale is data: a Python number would need a new program after each change.
         return self._training.mesh.place(loss_scale_number(optimizer.scaler), waits=True)
 
+    def _host_scale(self) -> float:
+        optimizer = self._training.optimizer
+        return 1.0 if optimizer is None else optimizer.loss_scale
+
     def _require_optimizer(self, call: str) -> ZeroOptimizer:
         if self._training.optimizer is None:
             raise UsageAssertionError(
@@ -223,8 +233,9 @@ class ThreeCalls:
                 not finite; parameters and states are as before, and the step restarts.
             SpmdZeroRuntimeError: an overflow at fp16's smallest loss scale; parameters and states
                 are as before, and the step restarts.
-            ReplicaRegionError: an integer output or buffer differs between replicas, which is read
-                now and then (`AgreementRhythm`); the micro-batch still counts.
+            ReplicaRegionError, OutOfRangeError: an integer output or buffer differs between
+                replicas, or an index is out of range, which is read now and then
+                (`AgreementRhythm`); the micro-batch still counts.
         """
         training = self._training
         with held(), self._wall_clock.phase("step"):

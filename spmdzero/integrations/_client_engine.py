@@ -13,6 +13,7 @@ import torch
 from spmdzero._logging import is_new
 from spmdzero.backend import arrays, local_replicas, map_tensors, nodes_behind, runtime
 from spmdzero.engine import Engine
+from spmdzero.engine._loss import runs_forwards
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._deferred import DeferredTensor, as_input, defer, undefer
 from spmdzero.integrations._direct import CallsFromHost
@@ -99,13 +100,17 @@ class ClientEngine(Engine):
             SpmdZeroUsageError: the loss comes from a different engine, about which accelerate only
                 logs a line.
         """
-        if not self._open_forwards and not _comes_from(loss, self.module):
+        on_devices = undefer(loss)
+        caches = runs_forwards(on_devices)
+        if not (self._open_forwards or caches or _comes_from(loss, self.module)):
             raise SpmdZeroUsageError(
-                "backward of a loss that this engine's forward had no part in. One Accelerator "
-                "drives the first model that it prepared: make another Accelerator() for another "
-                "model, and call that one's backward"
+                "backward of a loss that this engine's forward had no part in. A loss that was "
+                "detached, or computed under torch.no_grad, has no way back to the model. And one "
+                "Accelerator drives the first model that it prepared: make another Accelerator() "
+                "for another model, and call that one's backward"
             )
-        on_devices = super().backward(_on_devices(loss), retain_graph, scale_wrt_gas)
+        given = on_devices if caches else _on_devices(loss)
+        on_devices = super().backward(given, retain_graph, scale_wrt_gas)
         if not retain_graph:
             self._open_forwards = max(self._open_forwards - 1, 0)
         return DeferredTensor(on_devices, computes=True)

@@ -341,3 +341,69 @@ def test_an_average_on_the_cpu_follows_parameters_on_the_devices() -> None:
             average[name].sub_(0.5 * (average[name] - parameter))
             assert average[name].device.type == "cpu"
             assert torch.equal(average[name], now[name] / 2)
+
+
+def _cached_step(
+    model: Any, parts: tuple[torch.Tensor, ...], *, backward: Any, where: torch.device
+) -> torch.Tensor:
+    """A contrastive loss of all rows by gradient caching, as sentence-transformers computes it."""
+    with torch.no_grad():
+        cached = [model(part).detach().requires_grad_() for part in parts]
+    rows = torch.cat([each.to(where) for each in cached])
+    with torch.enable_grad():
+        loss = F.cross_entropy(rows @ rows.T / 4, torch.arange(len(rows), device=where))
+        loss.backward()
+    loss = loss.detach().requires_grad_()
+
+    def run_again(grad: torch.Tensor) -> None:
+        for part, kept in zip(parts, cached, strict=True):
+            with torch.enable_grad():
+                surrogate = (model(part) * kept.grad).sum() * grad
+                surrogate.backward()
+
+    loss.register_hook(run_again)
+    backward(loss)
+    return loss
+
+
+@pytest.mark.parametrize(("client", "accumulation"), [(True, 2), (False, 1)])
+def test_gradient_caching_trains_as_plain_torch(client: bool, accumulation: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+    plain = copy.deepcopy(model)
+    settings = config(
+        train_micro_batch_size_per_gpu=ROWS if client else ROWS // 8,
+        gradient_accumulation_steps=accumulation,
+        gradient_clipping=0.0,
+    )
+    make = initialize_for_client if client else spmdzero.initialize
+    engine = make(model=model, config=settings)[0]
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.0)
+    where = torch.device("cpu") if client else engine.device
+    for _ in range(4):
+        optimizer.zero_grad()
+        for _ in range(accumulation):
+            parts = torch.randn(2 * ROWS, 6).split(ROWS)
+            ours = _cached_step(engine, parts, backward=engine.backward, where=where)
+            engine.step()
+            theirs = _cached_step(
+                plain,
+                parts,
+                backward=lambda loss: (loss / accumulation).backward(),
+                where=torch.device("cpu"),
+            )
+            # A mean of 32 fp32 numbers, summed in another order.
+            assert ours.item() == pytest.approx(theirs.item(), rel=1e-5)
+        optimizer.step()
+    assert engine.global_steps == 4
+    assert_trained_as(engine, plain)
+
+
+def test_a_loss_without_a_way_back_to_the_model_says_so() -> None:
+    engine = initialize_for_client(
+        model=nn.Linear(4, 1), config=config(train_micro_batch_size_per_gpu=ROWS)
+    )[0]
+    with torch.no_grad():
+        loss = engine(torch.randn(ROWS, 4)).mean()
+    with pytest.raises(SpmdZeroUsageError, match="detached, or computed under torch"):
+        engine.backward(loss.detach().requires_grad_())
