@@ -9,13 +9,15 @@ import torch
 from torch import nn
 
 from spmdzero._user_line import user_line
-from spmdzero.backend import arrays, current, device_types, hands_over, map_tensors
+from spmdzero.backend import arrays, current, device_types, found, hands_over, map_tensors
 from spmdzero.engine._backward import BackwardWatch
 from spmdzero.engine._module_hooks import ModuleHook
 from spmdzero.errors import SpmdZeroRuntimeError
 from spmdzero.state._training import Training
 
 logger = logging.getLogger("spmdzero")
+# From so many forms of inputs on, a script computes of ever longer ones, as it generates text.
+_FORMS = 3
 
 
 class DirectCalls(ModuleHook):
@@ -23,14 +25,16 @@ class DirectCalls(ModuleHook):
 
     Outside of the region the numbers are right, but each device computes all rows; a warning says
     so once. Under `torch.no_grad` or in evaluation mode people call the module to generate and
-    measure, and there is no warning. On a copy or a pickle of the module, which belongs to no
-    engine, the hooks do nothing.
+    measure, and there is no warning, but a line where calls have inputs of ever new shapes: each
+    operation of each shape is compiled by itself. On a copy or a pickle of the module, which
+    belongs to no engine, the hooks do nothing.
     """
 
     def __init__(self, training: Training | None = None) -> None:
         # A hook of the module must not keep an engine alive.
         self._training = weakref.ref(training) if training is not None else None
         self._said = False
+        self._forms: set[tuple[torch.Size, ...]] = set()
 
     def watch(self, module: nn.Module, *, backwards: bool) -> None:
         """Follows calls of `module`.
@@ -70,8 +74,24 @@ class DirectCalls(ModuleHook):
             )
         elif not torch.is_grad_enabled():
             training.start_unread()
+            self._note_form(module, (args, dict(kwargs)))
         elif module.training:
             self.say_gradients(module)
+
+    def _note_form(self, module: nn.Module, inputs: Any) -> None:
+        """Says once that inputs of ever new shapes are compiled for."""
+        if len(self._forms) >= _FORMS:
+            return
+        self._forms.add(tuple([tensor.shape for tensor in found(inputs, torch.Tensor)]))
+        if len(self._forms) == _FORMS:
+            logger.warning(
+                "%s is called without its engine with inputs of a third shape. Each operation of "
+                "each shape is compiled, which takes seconds: for generate(), for each length of "
+                "the text. Pad the inputs to one shape; to generate, take a copy on the host: "
+                "text = type(model)(model.config); text.load_state_dict({name: tensor.cpu() for "
+                "name, tensor in engine.module.state_dict().items()})",
+                type(module).__name__,
+            )
 
     def note_backwards(self, module: nn.Module, args: Any, output: Any) -> None:
         """Makes backward passes through `output` note the user's line that started them."""

@@ -158,3 +158,37 @@ def test_one_backward_scales_for_every_engine_that_it_runs_through() -> None:
         assert engine._backward_epilogue() is None
         assert engine.module.line.weight.grad is not None
         engine.step()
+
+
+def test_calls_with_ever_new_shapes_are_said_to_compile_each_and_the_remedy_works(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    settings = GPT2Config(
+        n_embd=16, n_layer=1, n_head=2, vocab_size=32, n_positions=16,
+        eos_token_id=1, bos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    engine = start(GPT2LMHeadModel(settings), zero_optimization={"stage": 1})
+    model = engine.module.eval()
+    ids = torch.randint(3, 32, (1, 4))
+
+    def generate(model: nn.Module, length: int) -> torch.Tensor:
+        here = ids.to(next(model.parameters()).device)
+        return model.generate(here, max_new_tokens=length, min_new_tokens=length, do_sample=False)
+
+    with caplog.at_level(logging.WARNING, "spmdzero"):
+        with torch.no_grad():
+            for _ in range(3):
+                model(ids.to(engine.device), use_cache=False)
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+        ours = generate(model, 3)
+        generate(model, 3)
+    (said,) = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert said.startswith("GPT2LMHeadModel is called without its engine with inputs of a third")
+    scope = {"engine": engine, "model": model}
+    exec(said.partition("on the host: ")[2], scope)
+    text = scope["text"].eval()
+    assert next(text.parameters()).device.type == "cpu"
+    assert torch.equal(generate(text, 3), ours.cpu())
