@@ -1,7 +1,6 @@
 """A torch optimizer of any class whose update is elementwise, run on shards."""
 
 import contextlib
-import dataclasses
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from spmdzero._dispatch_mode import DispatchMode
-from spmdzero.config import REFUSED_OPTIMIZERS
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.optim._attributes import attributes_of
 from spmdzero.optim._group_checks import refuse_options, refuse_tensors
@@ -24,11 +22,11 @@ from spmdzero.optim._substituted import stand_in
 class TorchElementwise(UpdateRule):
     """Runs a class's own `step` on a shard of a parameter, its gradient and its state.
 
-    This is sound for a class that treats each element by itself: use `elementwise_rule`, which
-    proves it. Each update works on a copy of the optimizer, whose one parameter and state stand in
-    for the shards. Counters that the class keeps as numbers become 0-dim tensors, so that a
-    skipped step doesn't count and no step compiles anew. The group's hyperparameters stay Python
-    numbers, which torch_xla uploads as data; only one that becomes exactly 0 or 1 compiles again.
+    This is sound for a class that treats each element by itself, as `proven` finds out. Each update
+    works on a copy of the optimizer, whose one parameter and state stand in for the shards.
+    Counters that the class keeps as numbers become 0-dim tensors, so that a skipped step doesn't
+    count and no step compiles anew. The group's hyperparameters stay Python numbers, which
+    torch_xla uploads as data; only one that becomes exactly 0 or 1 compiles again.
 
     Attributes:
         optimizer: the user's; only its class and its attributes are used.
@@ -112,44 +110,43 @@ class TorchElementwise(UpdateRule):
 _STEPS = 3
 _SHAPES = ((16, 12), (7,), (4, 3, 3, 3))
 _LR = 0.05
+ELEMENTS_MEET = "elements of a parameter change each other's update, or its shape does"
 
 
-def elementwise_rule(
-    optimizer: torch.optim.Optimizer, group: dict[str, Any], *, device: torch.device
+def on_state(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], *, capturable: bool
 ) -> TorchElementwise:
-    """The rule for one param group of a torch optimizer of any class, proven on small tensors.
+    """The rule for a class whose states start from one number each; it isn't proven yet.
+
+    Raises:
+        SpmdZeroConfigError: the class keeps other state.
+    """
+    slots, scalars = initial_state(optimizer, group)
+    return TorchElementwise(
+        optimizer=optimizer,
+        group=group,
+        slot_values=slots,
+        scalar_values=scalars,
+        capturable=capturable,
+    )
+
+
+def proven(
+    make: Callable[[Mapping[str, Any]], TorchElementwise],
+    optimizer: torch.optim.Optimizer,
+    group: dict[str, Any],
+    *,
+    device: torch.device,
+) -> TorchElementwise:
+    """The rule that `make` makes of a group, proven on small tensors.
 
     The proof compares a few steps of the class itself over whole tensors on the CPU with steps of
     the rule over the same elements on `device`, shuffled, cut into pieces of other shapes and
     padded with zeros. They must agree, and the rule must read nothing back from the device.
 
     Raises:
-        SpmdZeroConfigError: the class is known not to be elementwise, or fails the proof.
+        SpmdZeroConfigError: they don't agree, or the class can't be run so.
     """
-    name = type(optimizer).__name__
-    known = REFUSED_OPTIMIZERS.get("torch.optim.muon" if name == "Muon" else name.lower())
-    if known is not None and type(optimizer).__module__.startswith("torch.optim"):
-        refuse(optimizer, known.reason, fix=known.fix)
-    refuse_tensors(group)
-    refuse_options(group, ("differentiable",))
-    # Not every class with the switch can use it on this device.
-    attempts = [True, False] if "capturable" in group else [False]
-    failures = []
-    for capturable in attempts:
-        try:
-            return _proven(optimizer, group, device=device, capturable=capturable)
-        except SpmdZeroConfigError as failure:
-            failures.append(failure)
-    raise failures[0]
-
-
-def _proven(
-    optimizer: torch.optim.Optimizer,
-    group: dict[str, Any],
-    *,
-    device: torch.device,
-    capturable: bool,
-) -> TorchElementwise:
     # A schedule may have set lr to 0, with which all classes agree.
     numbers = {**group, "lr": _LR} if "lr" in group else dict(group)
     whole = [_random(shape, seed=i) for i, shape in enumerate(_SHAPES)]
@@ -158,25 +155,18 @@ def _proven(
         for step in range(1, _STEPS + 1)
     ]
     with _failures_of(optimizer):
-        slots, scalars = initial_state(optimizer, numbers)
-        rule = TorchElementwise(
-            optimizer=optimizer,
-            group=numbers,
-            slot_values=slots,
-            scalar_values=scalars,
-            capturable=capturable,
-        )
+        rule = make(numbers)
         expected = _class_itself(optimizer, numbers, whole, grads)
-        with _NoHostReads():
+        with _NoHostReads(device):
             pending = _rule_on_pieces(rule, whole, grads, device)
         found = pending()
         # Find the state again at the group's own lr, from which some classes start their state.
-        slots, scalars = initial_state(optimizer, group)
+        rule = make(group)
     change = expected - torch.cat([p.flatten() for p in whole])
     # fp32 rounds that much; an update that depends on other elements is off by a share of it.
     if not torch.allclose(found, expected, rtol=1e-4, atol=1e-4 * float(change.abs().max())):
-        refuse(optimizer, "elements of a parameter change each other's update, or its shape does")
-    return dataclasses.replace(rule, group=group, slot_values=slots, scalar_values=scalars)
+        refuse(optimizer, ELEMENTS_MEET)
+    return rule
 
 
 def _class_itself(
@@ -235,7 +225,10 @@ class _HostReadError(RuntimeError):
 
 
 class _NoHostReads(DispatchMode):
-    """Refuses operations that wait for the device: `item`, `bool`, sizes that depend on values."""
+    """Refuses operations that wait for the device: `item`, `bool`, sizes that depend on values.
+
+    A class may read what it keeps on the CPU, as torch's counters are.
+    """
 
     _READS = (
         torch.ops.aten._local_scalar_dense,
@@ -244,10 +237,17 @@ class _NoHostReads(DispatchMode):
         torch.ops.aten.masked_select,
     )
 
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device.type
+
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an operation that reads nothing."""
-        if func.overloadpacket in self._READS:
-            raise _HostReadError(f"it reads a value back from the device ({func}) at every step")
+        """Runs an operation that reads nothing of the devices."""
+        if func.overloadpacket in self._READS and args[0].device.type == self._device:
+            raise _HostReadError(
+                f"it reads a value back from the device ({func}) at every step, to choose by it "
+                "what it computes, or to compute with it in Python"
+            )
         return func(*args, **kwargs)
 
 
@@ -258,7 +258,7 @@ def _failures_of(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     except SpmdZeroConfigError:
         raise
     except _HostReadError as error:
-        refuse(optimizer, str(error), fix="Keep counters in tensors and compute with those.")
+        refuse(optimizer, str(error))
     # Foreign code may raise anything when it meets a stand-in.
     except Exception as error:
         refuse(optimizer, f"its step fails on a shard: {type(error).__name__}: {error}")

@@ -8,7 +8,7 @@ import torch
 from spmdzero.config import OPTIMIZERS
 from spmdzero.optim._adagrad import Adagrad
 from spmdzero.optim._adam import Adam
-from spmdzero.optim._elementwise import elementwise_rule
+from spmdzero.optim._any_class import elementwise_rule
 from spmdzero.optim._lamb import Lamb
 from spmdzero.optim._lion import Lion
 from spmdzero.optim._named import (

@@ -1,5 +1,6 @@
 """Optimizers, schedules and parameter groups that users bring."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -227,3 +228,56 @@ def test_a_model_whose_weights_have_weak_references_trains() -> None:
         plain(x)[0].pow(2).mean().backward()
         sgd.step()
     assert_trained_as(engine, plain)
+
+
+class _FromTheStart(torch.optim.Optimizer):
+    """timm's MADGRAD and Adan in one: a copy of the parameter, a count in its group, `math`."""
+
+    def __init__(self, params: Any, lr: float = 1e-2) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["step"], state["start"] = 0, p.clone()
+                    state["sum"], state["before"] = torch.zeros_like(p), -p.grad.clone()
+                state["step"] += 1
+                state["before"].add_(p.grad)
+                rate = group["lr"] * math.sqrt(state["step"])
+                state["sum"].add_(p.grad, alpha=rate).add_(state["before"], alpha=rate / 2)
+                corrected = state["start"] - state["sum"] / (1 - 0.9 ** group["step"])
+                p.mul_(0.1).add_(corrected, alpha=0.9)
+                state["before"].copy_(p.grad).neg_()
+
+
+@pytest.mark.parametrize("run", [three_calls, one_call])
+def test_an_optimizer_of_pythons_numbers_is_run_on_shards_and_a_skipped_step_is_none(
+    run: Any, tmp_path: Path
+) -> None:
+    def start() -> spmdzero.Engine:
+        model = make_model()
+        return spmdzero.initialize(
+            model=model,
+            optimizer=_FromTheStart(model.parameters()),
+            config=config() | {"zero_allow_untested_optimizer": True},
+        )[0]
+
+    model = make_model()
+    expected = reference(_FromTheStart(model.parameters()), model)
+    engine = start()
+    losses = [run(engine, batch(step)).item() for step in range(3)]
+    x, y = batch(3)
+    run(engine, (x * torch.nan, y))
+    assert engine.skipped_steps == 1
+    engine.save_checkpoint(tmp_path)
+    losses += [run(engine, batch(step)).item() for step in range(3, 6)]
+    assert losses == pytest.approx(expected, **CLOSE)
+    assert_trained_as(engine, model)
+    resumed = start()
+    resumed.load_checkpoint(tmp_path)
+    again = [run(resumed, batch(step)).item() for step in range(3, 6)]
+    assert again == pytest.approx(expected[3:], **CLOSE)

@@ -20,6 +20,7 @@ from spmdzero.optim import (
     is_tested,
     rules_from_torch,
 )
+from spmdzero.optim._first_step import FirstStepApart
 from tests.support.bounds import rounded
 
 Change = Callable[[Tensor, Tensor, dict[str, Any]], Tensor]
@@ -71,6 +72,43 @@ def from_the_gradient(param: Tensor, grad: Tensor, state: dict[str, Any]) -> Ten
     return state["mean"].mul_(0.9).add_(grad)
 
 
+def by_first_step(param: Tensor, grad: Tensor, state: dict[str, Any]) -> Tensor:
+    """As ADOPT: a counter on the CPU, and a first step that moves nothing."""
+    first = not state
+    if first:
+        state["step"], state["square"] = torch.tensor(0.0), torch.zeros_like(grad)
+    state["step"] += 1
+    if first:
+        state["square"].addcmul_(grad, grad)
+        return torch.zeros_like(grad)
+    assert isinstance(state["step"], Tensor)
+    step = state["step"].item()
+    normed = grad / state["square"].sqrt().clamp(min=1e-6)
+    clip = (step - 1) ** 0.33
+    state["square"].mul_(0.9).addcmul_(grad, grad, value=0.1 / math.sqrt(step))
+    return normed.clamp(-clip, clip)
+
+
+def from_the_parameter(param: Tensor, grad: Tensor, state: dict[str, Any]) -> Tensor:
+    """As MADGRAD: it goes on from where the parameter was."""
+    if not state:
+        state["step"], state["start"], state["sum"] = 0, param.clone(), torch.zeros_like(param)
+    state["step"] += 1
+    state["sum"].add_(grad, alpha=math.sqrt(state["step"]))
+    return (param - state["start"] + state["sum"] / state["step"]) / (1 - 0.9 ** state["step"])
+
+
+def choosing(param: Tensor, grad: Tensor, state: dict[str, Any]) -> Tensor:
+    state["count"] = state.get("count", 0) + 1
+    return grad / (2.0 if math.fmod(state["count"], 3) == 0 else 1.0)
+
+
+def choosing_late(param: Tensor, grad: Tensor, state: dict[str, Any]) -> Tensor:
+    state.setdefault("count", 0)
+    state["count"] += 1
+    return grad if state["count"] < 5 else grad.sign()
+
+
 def rows(param: Tensor, grad: Tensor, state: dict[str, Any]) -> Tensor:
     state.setdefault("rows", torch.zeros(grad.shape[0]))
     return grad
@@ -101,14 +139,33 @@ def test_a_users_elementwise_optimizer_is_accepted(mesh: Mesh, change: Change) -
 
 
 @pytest.mark.parametrize(
+    ("change", "slots"),
+    [
+        (root_on_the_host, ()),
+        (from_the_gradient, ("mean",)),
+        (by_first_step, ("square",)),
+        (from_the_parameter, ("start", "sum")),
+    ],
+)
+def test_one_whose_first_step_is_another_or_whose_numbers_are_pythons_is_accepted(
+    mesh: Mesh, change: Change, slots: tuple[str, ...]
+) -> None:
+    rule = rule_of(Own(weights(), change))
+    assert isinstance(rule, FirstStepApart)
+    assert rule.slots == slots
+    assert rule.scalars == ("step",)
+    assert math.sqrt(4) == 2.0
+
+
+@pytest.mark.parametrize(
     ("change", "reason"),
     [
         (normalised, "elements of a parameter change each other"),
         (sorted_, "elements of a parameter change each other"),
         (by_dims, "or its shape does"),
         (noisy, "elements of a parameter change each other"),
-        (root_on_the_host, "reads a value back from the device"),
-        (from_the_gradient, "'mean' does not start from one fp32 value"),
+        (choosing, "to choose by it what it computes"),
+        (choosing_late, "chooses by its count of steps"),
         (rows, r"'rows' of a \[6, 4\] parameter is \[6\]"),
         (crashing, "KeyError: 'missing'"),
     ],
