@@ -74,6 +74,7 @@ EXPECTED: dict[str, tuple[Any, Any]] = {
     "everyones": (["tag0", "tag1"], ["tag0", "tag1"]),
     "none fails": (True, True),
     "device tensor": (["xla:0", [3, 6]], ["xla:0", [3, 6]]),
+    "torch's, of device tensors": ([[3, 6], [[1, 2], [2, 4]]], [[3, 6], [[1, 2], [2, 4]]]),
 }
 
 
@@ -139,3 +140,37 @@ class TestOneProcess:
     def test_a_message_needs_isend_or_irecv(self) -> None:
         with pytest.raises(spmdzero.SpmdZeroUsageError, match="isend or"):
             comm.P2POp(comm.send, torch.zeros(1), 0)
+
+
+# As `torchrun --nproc-per-node 1` sets it; nothing listens on the port.
+TORCHRUN = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29511",
+}
+
+
+@pytest.mark.parametrize(
+    ("who", "variables"), [("nobody", {}), ("users", {}), ("torchrun", TORCHRUN)]
+)
+def test_a_lone_process_has_a_group_after_initialize(who: str, variables: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "tests.comm.after_initialize", who],
+        cwd=ROOT,
+        env=environment(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="2", **variables),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    # No word of a group that nobody has destroyed, and none of gloo's.
+    assert all("[spmdzero]" in line for line in done.stderr.splitlines()), done.stderr
+    # gloo's own line comes before, where the script has made the group.
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["place"] == [0, 1, "gloo"]
+    assert found["users"]
+    assert list(found["collectives"].values()) == [[1.0, 2.0]] * 6
+    assert found["environment"] == []
+    assert found.get("step after it", True)

@@ -5,6 +5,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 
 from spmdzero import comm
 from spmdzero.backend import current, runtime
@@ -114,6 +115,11 @@ def main() -> None:
     device = own(rank, 2).to(runtime.device())
     comm.all_reduce(device)
     found["device tensor"] = [str(device.device), device.tolist()]
+    summed = own(rank, 2).to(runtime.device())
+    gathered = [torch.zeros_like(summed) for _ in range(world)]
+    dist.all_gather(gathered, summed)
+    dist.all_reduce(summed)
+    found["torch's, of device tensors"] = [summed.tolist(), [t.tolist() for t in gathered]]
     comm.monitored_barrier()
     comm.barrier()
     decisions(found, rank, world)

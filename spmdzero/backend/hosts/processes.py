@@ -107,7 +107,10 @@ def _make_group(timeout: datetime.timedelta, named_port: int | None) -> None:
 
 
 def connect(*, required: bool | None) -> None:
-    """Joins the processes, unless this one is alone; `required` as in `join`.
+    """Joins the processes; `required` as in `join`.
+
+    A process without peers has a group too, as under DeepSpeed: scripts ask torch.distributed for
+    their rank. Its environment stays as it is, unless `required`.
 
     Raises:
         SpmdZeroRuntimeError: the device runtime does not connect the processes that the launcher
@@ -115,9 +118,8 @@ def connect(*, required: bool | None) -> None:
         SpmdZeroUsageError: as `join`.
     """
     runtime.start()
-    if required is not None or not is_alone():
-        join(required=required)
-    launched = dist.get_world_size() if dist.is_initialized() else 1
+    join(required=required, named_port=29500 if required else None)
+    launched = dist.get_world_size()
     connected = runtime.process_count()
     if launched != connected:
         if current().name == "torch_xla" and runtime.platform() == "CPU":

@@ -17,6 +17,7 @@ _drawn = np.random.get_state()
 # answered in another way than by recording them.
 from spmdzero.backend.jax import (  # noqa: E402
     _calls,  # noqa: F401
+    _collectives,  # noqa: F401
     _packed,  # noqa: F401
     _python,  # noqa: F401
     _random,  # noqa: F401

@@ -2,6 +2,7 @@
 
 from spmdzero.backend.torch_xla.kernels._calls import TorchsCalls
 from spmdzero.backend.torch_xla.kernels._casts import refuse_casts_in_place
+from spmdzero.backend.torch_xla.kernels._collectives import carry_collectives_over_hosts
 from spmdzero.backend.torch_xla.kernels._diagonals import mend_diagonals
 from spmdzero.backend.torch_xla.kernels._empty import mend_rolls_of_nothing
 from spmdzero.backend.torch_xla.kernels._extremes import mend_extremes
@@ -17,6 +18,7 @@ __all__ = ["TorchsCalls", "TorchsNorms", "mend", "watch_copies_to_host"]
 
 def mend() -> None:
     """Makes these kernels answer as torch's do, or refuse; once per process."""
+    carry_collectives_over_hosts()
     mend_diagonals()
     mend_extremes()
     mend_rolls_of_nothing()
