@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from spmdzero._replaced import REPLACED
+
 _Plain = torch.Generator
 
 
@@ -38,3 +40,4 @@ def take_over_generator(devices: Callable[[], torch.device]) -> None:
             return _Plain("cpu" if mine else device)
 
     torch.Generator = Generator  # type: ignore[misc]
+    REPLACED["torch.Generator"] = "C++ has no generator for a device of the type of the devices"

@@ -16,6 +16,13 @@ import torch.nn.functional
 import torch.utils.checkpoint
 import torch.utils.data
 
+# What is found is compared with torch as it was before spmdzero was imported, which explains CUDA's
+# errors from its import on.
+assert "spmdzero" not in sys.modules
+
+# Their methods are those of a base in C++ until one is replaced.
+_OF_C = ("torch.Tensor", "torch.storage.UntypedStorage")
+
 _Found = dict[tuple[str, str], Any]
 
 
@@ -39,8 +46,7 @@ def _replaced(before: _Found, after: _Found) -> list[str]:
         for (owner, name), value in after.items()
         if owner in owners and callable(value) and before.get((owner, name)) is not value
         # A method of a class, as Tensor.to, may have been that of its base.
-        and not isinstance(value, type) and not _of_torch_xla(value)
-        and ((owner, name) in before or owner == "torch.Tensor")
+        and not _of_torch_xla(value) and ((owner, name) in before or owner in _OF_C)
     )  # fmt: skip
 
 

@@ -15,25 +15,35 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spmdzero.backend import current, runtime
-from tests.support.processes import run_module
+from tests.support.processes import run_python
 
 _NUMBER = "C++ takes a number for a CUDA device, and here a local rank, 0, is the devices"
+_CUDA = "it names NVIDIA's driver, or turns mixed precision off, where there is no CUDA"
+_POINTER = "savers ask which tensors share memory, and torch_xla has no address, or 0 for each"
 _TEXT = "torch reads a tensor on the devices for its text, past the places that know it is read"
 REPLACED = {
     "torch.Tensor.to": _NUMBER,
     "torch.nn.modules.module.Module.to": _NUMBER,
     "torch.tensor": _NUMBER,
     "torch.as_tensor": _NUMBER,
-    "torch.cuda._lazy_init": "C++ calls it by its name before it makes a CUDA tensor, and its "
-    "error misleads",
+    "torch.Generator": "C++ has no generator for a device of the type of the devices",
+    "torch.cuda._lazy_init": _CUDA,
+    "torch.cuda.set_device": _CUDA,
+    "torch.amp.autocast_mode.autocast.__init__": _CUDA,
+    "torch.amp.grad_scaler.GradScaler.__init__": _CUDA,
     "torch.cuda.manual_seed_all": "torch.manual_seed and torch.seed call it, also those imported "
     "by name before",
 }
-OF_TORCH_XLA = {"torch._tensor_str._str": _TEXT, "torch.Tensor.__format__": _TEXT}
+OF_TORCH_XLA = {
+    "torch._tensor_str._str": _TEXT,
+    "torch.Tensor.__format__": _TEXT,
+    "torch.Tensor.data_ptr": _POINTER,
+    "torch.storage.UntypedStorage.data_ptr": _POINTER,
+}
 
 
 def test_no_other_function_or_attribute_of_torch_is_replaced() -> None:
-    said = run_module("tests.engine.replaced_functions", devices=8)
+    said = run_python("-m", "tests.engine.replaced_functions", devices=8, fresh=True)
     result = json.loads(said.splitlines()[-1])
     expected = REPLACED if current().name == "jax" else REPLACED | OF_TORCH_XLA
     assert result["noted"] == expected

@@ -6,25 +6,26 @@ storage, as a tensor, its views and its detached copies do.
 """
 
 import functools
+from collections.abc import Callable
 
 import torch
+
+from spmdzero._replaced import in_place_of
+
+_BECAUSE = "savers ask which tensors share memory, and torch_xla has no address, or 0 for each"
 
 
 @functools.cache
 def tell_storages_apart() -> None:
     """Makes torch answer with a number for each storage on the devices; once per process."""
-    of_tensors, of_storages = torch.Tensor.data_ptr, torch.UntypedStorage.data_ptr
 
-    @functools.wraps(of_storages)
-    def of_storage(self: torch.UntypedStorage) -> int:
-        return self._cdata if self.device.type == "xla" else of_storages(self)
+    @in_place_of(torch.UntypedStorage, "data_ptr", because=_BECAUSE)
+    def of_storage(own: Callable[..., int], self: torch.UntypedStorage) -> int:
+        return self._cdata if self.device.type == "xla" else own(self)
 
-    @functools.wraps(of_tensors)
-    def of_tensor(self: torch.Tensor) -> int:
+    @in_place_of(torch.Tensor, "data_ptr", because=_BECAUSE)
+    def of_tensor(own: Callable[..., int], self: torch.Tensor) -> int:
         if self.device.type != "xla":
-            return of_tensors(self)
+            return own(self)
         offset = int(self.storage_offset()) * self.element_size()
         return self.untyped_storage().data_ptr() + offset
-
-    torch.Tensor.data_ptr = of_tensor  # type: ignore[method-assign]
-    torch.UntypedStorage.data_ptr = of_storage  # type: ignore[method-assign]
