@@ -75,8 +75,9 @@ def move_module(
             exchanged = exchange(tensor, placed)
         except HeldError:
             refuse_held(module, names[0], tensor)
-        if not exchanged:
-            renewed[tensor] = placed
+        else:
+            if not exchanged:
+                renewed[tensor] = placed
     _replace(module, renewed)
     return renewed
 

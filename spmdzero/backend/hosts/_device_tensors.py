@@ -60,9 +60,12 @@ def finished() -> Any:
     """What torch's dispatcher returns for a collective that has ended."""
     future: Any = torch.futures.Future()
     future.set_result(None)
-    made: Any = torch._C._distributed_c10d._create_work_from_future(future)
-    return made.boxed()
+    c10d: Any = torch._C._distributed_c10d
+    return c10d._create_work_from_future(future).boxed()
 
 
 def _is_group(value: Any) -> bool:
-    return isinstance(value, torch.ScriptObject) and value._type().name() == "ProcessGroup"
+    if not isinstance(value, torch.ScriptObject):
+        return False
+    kind: Any = value._type()
+    return kind.name() == "ProcessGroup"
