@@ -24,6 +24,7 @@ from tests.audit.models import (
     engine_of,
     names,
 )
+from tests.support.engines import ask_never
 
 BF16 = {"bf16": {"enabled": True}}
 
@@ -159,7 +160,9 @@ def test_a_state_that_is_replaced_each_step_is_not_donated() -> None:
     assert f"reuses {sound - 1} of its" in finding.evidence
 
 
-def test_a_state_that_is_written_in_place_is_donated() -> None:
+def test_a_state_that_is_written_in_place_is_donated(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask_never(monkeypatch)
+
     def cool(engine: spmdzero.Engine, _: torch.Tensor) -> None:
         engine.optimizer.state[engine.module.a.weight]["exp_avg"].mul_(0.9)
 

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import spmdzero
 from tests.support.contract import make_model
-from tests.support.engines import Mean, one_call, reads, start
+from tests.support.engines import Mean, ask_never, one_call, reads, start
 from tests.surface.record_monitor import STEPS, config, train
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "monitor_csv.json").read_text())
@@ -194,8 +194,9 @@ def test_why_a_key_has_no_effect_is_said_at_the_level_debug(
 
 
 def test_a_monitor_reads_nothing_between_print_steps_and_knows_the_lr_of_skipped_ones(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ask_never(monkeypatch)
     schedule = {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-2, "warmup_num_steps": 20}}
     more: dict[str, Any] = {"scheduler": schedule, "bf16": {"enabled": True}}
     section = {"enabled": True, "output_path": str(tmp_path), "job_name": "job"}

@@ -14,7 +14,7 @@ from torch import nn
 import spmdzero
 from tests.support import engines
 from tests.support.bounds import rounded
-from tests.support.engines import assert_trained_as, reads
+from tests.support.engines import ask_never, assert_trained_as, reads
 from tests.support.selected import product_rows
 
 BATCH = torch.ones(8, 4)
@@ -45,7 +45,10 @@ POSITIONS_AFTER = [0, 0, 1, 1, 2, 3]
     ("bf16", "look"),
     product_rows([False, True], [True, False], quick={(False, True), (True, False)}),
 )
-def test_skipped_steps_hold_the_schedule_back(bf16: bool, look: bool) -> None:
+def test_skipped_steps_hold_the_schedule_back(
+    bf16: bool, look: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask_never(monkeypatch)
     engine = start(bf16={"enabled": bf16})
     before = reads()
     for index, factor in enumerate(FACTORS):
@@ -136,7 +139,10 @@ def test_fp16_reads_one_scalar_a_step() -> None:
     assert reads() - before <= 1
 
 
-def test_a_skipped_step_leaves_one_line_at_the_next_read(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_skipped_step_leaves_one_line_at_the_next_read(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask_never(monkeypatch)
     engine = start()
     before = reads()
     for factor in (1.0, float("nan"), 1.0):

@@ -2,11 +2,13 @@
 
 from typing import Any, TypeAlias
 
+import pytest
 import torch
 from torch import nn
 
 import spmdzero
 from spmdzero.backend import counters
+from spmdzero.engine._step_end import AgreementRhythm
 
 Batch: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
 
@@ -63,6 +65,11 @@ def assert_trained_as(
         torch.testing.assert_close(
             ours, expected, rtol=rtol, atol=atol, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+def ask_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has engines not ask now and then what their devices have found, which reads."""
+    monkeypatch.setattr(AgreementRhythm, "is_due", lambda _: False)
 
 
 def reads() -> int:
