@@ -82,7 +82,8 @@ def _host_reads(engine: Engine) -> Check:
     log, steps = engine.programs, max(engine.global_steps, 1)
     said = f"{log.script_reads / steps:.2g} per step by the script and the model"
     if log.engine_reads:
-        said += f", {log.engine_reads / steps:.2g} by the engine (fp16, check_finite, printing)"
+        said += f", {log.engine_reads / steps:.2g} by the engine"
+        said += " (fp16, check_finite, printing, what devices found)"
     return Check.fine_unless(
         log.script_reads >= steps,
         "host reads",

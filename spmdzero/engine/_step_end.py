@@ -82,7 +82,8 @@ class StepEnd:
         try:
             if boundary:
                 self._finish_step(optimizer, lr_kwargs, skipped=skipped)
-            if self.agreement.is_due():
+            # A step that is only traced has found nothing: its program doesn't run.
+            if self.agreement.is_due() and not runtime.is_tracing_only():
                 look(self._training)
         finally:
             # The step is done, even if a schedule, a monitor or a check raises.

@@ -13,6 +13,9 @@ _CELL = "padding:2px 8px;background:transparent;color:inherit;vertical-align:top
 # If a page is too narrow for a row, words wrap to a second line, and numbers don't.
 _NUMBER, _WORDS = "white-space:nowrap;text-align:right", "text-align:left"
 _LINE = "border-bottom:1px solid currentColor;"
+_THIN_LINE = "border-bottom:1px solid rgba(128,128,128,.25);"
+# A sentence in a cell would else be one word wide where a page is narrow, and its row very high.
+_SENTENCE, _SENTENCE_STYLE = 30, ";min-width:16em"
 _MARKS = {"error": "✗", "warning": "!", "ok": "✓", "note": "·"}
 _HUES = {"error": "#d64545", "warning": "#c98a1b", "ok": "#3a9a5b", "note": "#888888"}
 # Widths of the columns of a finding's text: its labels, and its sentences.
@@ -20,6 +23,15 @@ _LABEL, _SAID = 13, 87
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 75em; margin: 2em auto; padding: 0 1em; }
+/* A shadow where a wide table goes on; at its end the page's colour covers the shadow. */
+.spmdzero-wide {
+  background:
+    linear-gradient(to right, Canvas 40%, transparent) left / 2.5em 100% local,
+    linear-gradient(to left, Canvas 40%, transparent) right / 2.5em 100% local,
+    linear-gradient(to right, rgba(128, 128, 128, .5), transparent) left / .9em 100% scroll,
+    linear-gradient(to left, rgba(128, 128, 128, .5), transparent) right / .9em 100% scroll;
+  background-repeat: no-repeat;
+}
 """
 
 
@@ -186,11 +198,11 @@ class Table:
         ends = len(self.rows) - self.totals - 1 if self.totals else None
         head = self._html_row("th", self.headers, _LINE)
         body = [
-            self._html_row("td", row, _LINE if index == ends else "")
+            self._html_row("td", row, _LINE if index == ends else _THIN_LINE)
             for index, row in enumerate(self.rows)
         ]
         return (
-            '<div style="overflow-x:auto;margin:.8em 0 .4em">'
+            '<div class="spmdzero-wide" style="overflow-x:auto;margin:.8em 0 .4em">'
             '<table style="border-collapse:collapse;background:transparent;color:inherit">'
             '<caption style="text-align:left;color:inherit">'
             f"{escape(self.title)}</caption>"
@@ -207,10 +219,15 @@ class Table:
         return " " + "   ".join(cells).rstrip()
 
     def _html_row(self, tag: str, row: Sequence[str], line: str) -> str:
-        cells = (
-            f'<{tag} style="{line}{_CELL}{_NUMBER if column in self.numbers else _WORDS}">'
-            f"{escape(cell)}</{tag}>"
+        styles = (
+            _NUMBER
+            if column in self.numbers
+            else _WORDS + _SENTENCE_STYLE * (len(cell) > _SENTENCE)
             for column, cell in enumerate(row)
+        )
+        cells = (
+            f'<{tag} style="{line}{_CELL}{style}">{escape(cell)}</{tag}>'
+            for cell, style in zip(row, styles, strict=True)
         )
         return f'<tr style="background:transparent">{"".join(cells)}</tr>'
 

@@ -10,8 +10,11 @@ from spmdzero.show._page import Lines, Page
 
 # A miniature's longer and shorter side in pixels, and the smallest width of a thin part.
 _LONG, _SHORT, _THIN = 72, 40, 1.5
-# Successive hues at this distance stay distinct for any number of parts (the golden angle).
-_HUE_STEP = 137.5
+# Successive hues at this distance stay distinct for any number of parts (the golden angle). The
+# first is a blue, which is that of a whole copy too.
+_HUE, _HUE_STEP = 207, 137.5
+# Captions of different widths would else put the devices of two rows out of line.
+_GRID = "display:grid;grid-template-columns:repeat(auto-fill,minmax(9em,1fr));gap:12px"
 
 
 @page_of.register
@@ -40,7 +43,7 @@ class _Shards:
         """
         parts = self.view.parts
         figures = (_figure(self.view.shape, s, parts.index(s.slices)) for s in self.view.shards)
-        drawn = f'<div style="display:flex;flex-wrap:wrap;gap:12px">{"".join(figures)}</div>'
+        drawn = f'<div style="{_GRID}">{"".join(figures)}</div>'
         return f'<div style="color:inherit">{Lines([self.view.summary]).html()}{drawn}</div>'
 
 
@@ -55,7 +58,7 @@ def _index(part: tuple[slice, ...], shape: tuple[int, ...]) -> str:
 def _figure(shape: tuple[int, ...], shard: Shard, part: int) -> str:
     width, height, (x, y, w, h) = _geometry(shape, shard)
     index = escape(_index(shard.slices, shape))
-    hue = f"hsl({part * _HUE_STEP % 360:.0f},65%,50%)"
+    hue = f"hsl({(_HUE + part * _HUE_STEP) % 360:.0f},65%,50%)"
     return (
         '<div style="text-align:center;font-size:85%">'
         f'<svg width="{width + 2}" height="{height + 2}" role="img" aria-label="{index}">'

@@ -160,7 +160,9 @@ class Card:
             f'height:1.6em;border:1px solid rgba(128,128,128,.6)">{drawn}{limit}</div>'
             + legend(
                 [f"{name} {sized(size)}" for name, size in parts],
-                limit=f"{room / 2**30:.0f} GiB" if limit else "",
+                limit=f"{room / 2**30:.0f} GiB, {100 * self.verdict.peak / room:.3g} % of it used"
+                if limit
+                else "",
             )
         )
 
