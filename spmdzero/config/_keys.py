@@ -13,7 +13,7 @@ _REASONS = {
     "recomputation is inside one compiled program": (
         "activation_checkpointing: profile synchronize_checkpoint_boundary"
     ),
-    "it concerns NVMe, which no program of the devices reads": """
+    "it is about offloading to NVMe, which spmdzero doesn't do": """
         aio: block_size intra_op_parallelism overlap_events queue_depth single_submit use_gds
         zero_optimization.offload_optimizer: buffer_count fast_init nvme_path pipeline_read
         pipeline_write zero_optimization.offload_param: buffer_count buffer_size max_in_cpu

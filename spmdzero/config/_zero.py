@@ -12,7 +12,7 @@ from spmdzero.config._types import DeepSpeedSection, Natural, lower
 def _no_disk(device: str) -> str:
     if device == "nvme":
         raise RefusedValueError(
-            "no program of the devices reads a disk",
+            "spmdzero doesn't offload to NVMe",
             fix='Write "cpu", which is host memory, or use stage 3 and more devices.',
         )
     return device

@@ -88,8 +88,8 @@ def test_a_wrong_type_or_range_names_the_key_and_the_value():
 def test_what_is_on_but_not_supported_is_refused_with_the_reason():
     rows = [
         ("zero_optimization.stage", 4, "no such"),
-        ("zero_optimization.offload_optimizer.device", "nvme", "reads a disk"),
-        ("zero_optimization.offload_param.device", "NVMe", "reads a disk"),
+        ("zero_optimization.offload_optimizer.device", "nvme", "offload to NVMe"),
+        ("zero_optimization.offload_param.device", "NVMe", "offload to NVMe"),
         ("zero_optimization.offload_param.device", "gpu", "'none', 'cpu' or 'nvme'"),
         ("zero_optimization.offload_optimizer.ratio", 1.5, "less than or equal to 1"),
         ("zero_optimization.zenflow", {"topk_ratio": 0.1}, "later than others"),
