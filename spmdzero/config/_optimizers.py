@@ -140,17 +140,7 @@ class MuonParams(_Params):
     eps: Rate = 1e-10
     adam_w_mode: bool = True
     torch_adam: _Truth = False
-    per_head_muon: bool = False
-
-    @field_validator("per_head_muon")
-    @classmethod
-    def _whole_matrices(cls, per_head: bool) -> bool:
-        if per_head:
-            raise RefusedValueError(
-                "Muon orthogonalises whole matrices here, not one attention head at a time",
-                fix="Write false, or leave it out.",
-            )
-        return per_head
+    per_head_muon: _Truth = False
 
 
 OPTIMIZERS: dict[str, type[Section]] = {

@@ -1,6 +1,7 @@
 """Param groups: from the config, from `model_parameters`, or from the user's torch optimizer."""
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -78,12 +79,17 @@ class Members:
     """The tensors that a param group may hold.
 
     Attributes:
-        names: parameter of the model -> its name.
+        model: the module that has the parameters.
         renewed: parameter from before the move to the devices -> the one that replaced it.
     """
 
-    names: Mapping[torch.Tensor, str]
+    model: nn.Module
     renewed: Mapping[torch.Tensor, torch.Tensor]
+
+    @functools.cached_property
+    def names(self) -> Mapping[torch.Tensor, str]:
+        """Parameter of the model -> its name."""
+        return {p: name for name, p in self.model.named_parameters()}
 
     def trainable(self) -> list[Any]:
         """The parameters that require a gradient."""
@@ -187,7 +193,7 @@ def _from_config(
     if config.type not in DEEPSPEED_OPTIMIZERS:
         return _torch_class(config, groups, members, device=device)
     if config.type == "Muon":
-        pairs = list(muon_groups(groups, members.names, config.params))
+        pairs = list(muon_groups(groups, members.model, config.params))
     else:
         rule, defaults = rule_from_config(config.type, config.params)
         pairs = [(rule, {**defaults, **group}) for group in groups]

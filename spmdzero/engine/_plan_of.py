@@ -32,8 +32,7 @@ def plan_of(config: SpmdZeroConfig, model: nn.Module, *, devices: int) -> Shardi
         SpmdZeroConfigError: the optimizer can't run on shards, or the mesh or the batch sizes
             don't fit the devices.
     """
-    names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
-    members = Members(names, renewed={})
+    members = Members(model, renewed={})
     groups = find_groups(config.optimizer, None, None, members, device=torch.device("cpu"))
     mesh = mesh_of(config, devices)
     batch = resolve_batch_sizes(config, dp_world_size=mesh.replicas)

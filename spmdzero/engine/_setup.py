@@ -246,8 +246,7 @@ def place_module(
     with open_weights(weights, model) as source:
         renewed = move_module(model, mesh=mesh, dtype=dtype, source=source, layouts=shards)
     require_same_values(model, {name for name, _ in model.named_parameters()} - known)
-    names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
-    members = Members(names, renewed)
+    members = Members(model, renewed)
     groups = find_groups(settings.optimizer, *optimizer, members, device=runtime.device())
     if groups is not None:
         groups.require_tested(

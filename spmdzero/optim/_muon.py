@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from spmdzero.config import OPTIMIZERS
 from spmdzero.optim._adam import Adam
+from spmdzero.optim._heads import attention_heads
 from spmdzero.optim._rule import Named, Terms, Updated, UpdateRule, WholeTensor
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315
@@ -94,7 +95,7 @@ def is_muon_parameter(name: str, parameter: Tensor) -> bool:
 
 
 def muon_groups(
-    groups: Sequence[Mapping[str, Any]], names: Mapping[Tensor, str], params: Mapping[str, Any]
+    groups: Sequence[Mapping[str, Any]], model: nn.Module, params: Mapping[str, Any]
 ) -> Iterator[tuple[UpdateRule, dict[str, Any]]]:
     """Splits each param group into a Muon and an Adam half; yields each half with its rule.
 
@@ -103,9 +104,17 @@ def muon_groups(
 
     Args:
         groups: torch param groups.
-        names: parameter -> its name in the model.
+        model: the module that has the groups' parameters.
         params: the config's ``optimizer.params``.
+
+    Raises:
+        SpmdZeroConfigError: `per_head_muon` with a model of which no heads are known.
     """
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
+    heads = {}
+    if params.get("per_head_muon"):
+        matrices = [name for p, name in names.items() if is_muon_parameter(name, p)]
+        heads = attention_heads(model, matrices)
     adam = Adam(decoupled=bool(params.get("adam_w_mode", True)), bias_correction=True)
     for index, group in enumerate(groups):
         prefix = group.get("name") or (f"group{index}" if len(groups) > 1 else None)
@@ -114,7 +123,7 @@ def muon_groups(
         others = [p for p in trained if not is_muon_parameter(names[p], p)]
         if muon:
             settings = _settings(_MUON_KEYS, params, "muon_lr", group)
-            rule = Muon(ns_method=settings.get("ns_method", "gram"))
+            rule = Muon(ns_method=settings.get("ns_method", "gram"), heads=heads)
             yield rule, {**rule.defaults, **settings, **_labels(prefix, "muon"), "params": muon}
         if others:
             settings = _settings(_ADAM_KEYS, params, "adam_lr", group)
@@ -149,10 +158,13 @@ class Muon(UpdateRule):
 
     Attributes:
         ns_method: the Newton-Schulz iteration, see `orthogonalize`.
+        heads: name of a parameter `[heads * width, columns]` -> heads, each of which is a matrix of
+            its own.
     """
 
     parameters = OPTIMIZERS["Muon"]
     ns_method: Literal["gram", "standard"]
+    heads: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -192,7 +204,11 @@ class Muon(UpdateRule):
         matrix = whole.gather(ahead.to(gather_dtype(self.ns_method)))
         if matrix.dim() == 4:  # a convolution's filters, one per row
             matrix = matrix.flatten(1)
-        scale = aspect_scale(*whole.shape[-2:])
+        sizes = whole.shape[-2:]
+        if whole.name in self.heads:
+            matrix = matrix.reshape(self.heads[whole.name], -1, sizes[1])
+            sizes = tuple(matrix.shape[1:])
+        scale = aspect_scale(*sizes)
         update = orthogonalize(matrix, method=self.ns_method) * scale
         stored = whole.store(update.reshape(whole.shape)).to(grad.dtype)
         return stored, {"momentum_buffer": buffer}

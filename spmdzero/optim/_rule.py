@@ -16,6 +16,10 @@ class WholeTensor(Protocol):
     """The whole parameter of a shard, for rules that need more than the shard's elements."""
 
     @property
+    def name(self) -> str:
+        """The parameter's name in the model."""
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The parameter's own shape, in whatever form it is stored."""
 
@@ -35,9 +39,11 @@ class LocalTensor:
 
     Attributes:
         shape: the shape of the tensor.
+        name: the parameter's name in the model.
     """
 
     shape: tuple[int, ...]
+    name: str = ""
 
     def sum(self, stored: Tensor) -> Tensor:
         """The sum, 0-dim."""

@@ -27,10 +27,12 @@ class MeshTensor:
     Attributes:
         mesh: the mesh of the parameter's shards.
         layout: the layout of the shards.
+        name: the parameter's name in the model.
     """
 
     mesh: Mesh
     layout: Layout
+    name: str
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -86,7 +88,7 @@ class Member:
 
     def on(self, mesh: Mesh) -> MeshTensor:
         """The whole parameter behind its shards."""
-        return MeshTensor(mesh=mesh, layout=self.layout)
+        return MeshTensor(mesh=mesh, layout=self.layout, name=self.name)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -36,7 +36,8 @@ MEANINGS: dict[str, str] = {
     "muon_lr": "Muon: the learning rate of matrices; null is `lr`",
     "nesterov": "step by the moment of the next step",
     "ns_method": "how Muon orthogonalises",
-    "per_head_muon": "only false",
+    "per_head_muon": "whether Muon takes each attention head for a matrix: the rows of `q_proj`, "
+    "`k_proj`, `v_proj` and their like, by the heads in the model's `config`",
     "torch_adam": "for AdamW, what is not false takes torch's default weight decay, 0.01",
     "total_num_steps": "steps until the decay ends",
     "warmup_max_lr": "a number, or one per parameter group; null is the optimizer's",

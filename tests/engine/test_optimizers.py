@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,9 +58,9 @@ def lr_of(step: int, lr: float) -> float:
 
 
 def train_sharded(
-    cfg: dict[str, Any], lr: float, client: Any = None
+    cfg: dict[str, Any], lr: float, client: Any = None, made: Callable[[], nn.Module] = Model
 ) -> tuple[spmdzero.Engine, list[int]]:
-    engine, *_ = spmdzero.initialize(model=Model(), config=cfg, optimizer=client)
+    engine, *_ = spmdzero.initialize(model=made(), config=cfg, optimizer=client)
     compiled = []
     for step in range(STEPS):
         for group in engine.optimizer.param_groups:
@@ -69,8 +70,8 @@ def train_sharded(
     return engine, compiled
 
 
-def train_whole(step_of: Step, lr: float) -> Model:
-    model = Model()
+def train_whole(step_of: Step, lr: float, made: Callable[[], nn.Module] = Model) -> nn.Module:
+    model = made()
     for step in range(STEPS):
         model.zero_grad()
         model(batch(step)).backward()
@@ -158,6 +159,32 @@ def test_shards_are_updated_as_the_whole_and_a_new_lr_compiles_nothing(name: str
     # fp32 rounding of the gradients, which differ by summation order, over 4 steps.
     assert_trained_as(engine, train_whole(step_of, lr), rtol=0, atol=2e-5)
     assert compiled[1:] == [compiled[1]] * (STEPS - 1)
+
+
+class Attention(nn.Module):
+    """Four heads for queries and two for keys, of six rows each, and one matrix for both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.config = SimpleNamespace(num_attention_heads=4, num_key_value_heads=2, head_dim=6)
+        self.q_proj, self.k_proj = nn.Linear(5, 24), nn.Linear(5, 12)
+        self.o_proj = nn.Linear(24, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mixed = (self.q_proj(x) * self.k_proj(x).repeat(1, 2)).tanh()
+        return (self.o_proj(mixed) - 1.0).pow(2).mean() + mixed.pow(3).mean()
+
+
+@pytest.mark.parametrize("stage", [2, pytest.param(0, marks=pytest.mark.slow), 3])
+def test_each_attention_head_is_a_matrix_of_its_own_to_muon(stage: int) -> None:
+    params = {"weight_decay": 0.1, "per_head_muon": True}
+    cfg = config({"type": "Muon", "params": params}, zero_optimization={"stage": stage})
+    engine, _ = train_sharded(cfg, 0.02, made=Attention)
+    by_heads = muon_step(0.95, 0.1, torch.float32, heads={0: 4, 2: 2})
+    expected = train_whole(by_heads, 0.02, Attention)
+    # As above; taken whole, queries' and keys' weights are 0.04 away from it.
+    assert_trained_as(engine, expected, rtol=0, atol=2e-5)
 
 
 def test_muon_groups_halve_by_name_and_dims_and_the_memory_is_what_the_plan_says() -> None:

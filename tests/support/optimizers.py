@@ -1,7 +1,7 @@
 """Lion, LAMB and Muon on whole tensors, written from their papers."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -48,8 +48,13 @@ def lamb_step(beta1: float, beta2: float, eps: float, decay: float) -> Step:
     return step
 
 
-def muon_step(momentum: float, decay: float, dtype: torch.dtype) -> Step:
-    """https://kellerjordan.github.io/posts/muon with Nesterov momentum; AdamW for vectors."""
+def muon_step(
+    momentum: float, decay: float, dtype: torch.dtype, heads: Mapping[int, int] | None = None
+) -> Step:
+    """https://kellerjordan.github.io/posts/muon with Nesterov momentum; AdamW for vectors.
+
+    `heads` maps the index of a parameter to the number of matrices that its rows are, else 1.
+    """
     buffers: list[Tensor] = []
     adam: list[torch.optim.Optimizer] = []
 
@@ -60,13 +65,15 @@ def muon_step(momentum: float, decay: float, dtype: torch.dtype) -> Step:
             adam[:] = [torch.optim.AdamW(vectors, betas=(0.9, 0.95), eps=1e-10)]
         adam[0].param_groups[0].update(lr=lr, weight_decay=decay)
         adam[0].step()
-        for p, buffer in zip(params, buffers, strict=True):
+        for index, (p, buffer) in enumerate(zip(params, buffers, strict=True)):
             if p.dim() < 2:
                 continue
             buffer.copy_(momentum * buffer + (1 - momentum) * p.grad)
             update = momentum * buffer + (1 - momentum) * p.grad
-            scale = max(1.0, p.shape[0] / p.shape[1]) ** 0.5
-            p.mul_(1 - lr * decay).sub_(lr * scale * newton_schulz(update.to(dtype)).float())
+            matrices = update.to(dtype).chunk((heads or {}).get(index, 1))
+            scale = max(1.0, matrices[0].shape[0] / p.shape[1]) ** 0.5
+            whole = torch.cat([newton_schulz(matrix) for matrix in matrices]).float()
+            p.mul_(1 - lr * decay).sub_(lr * scale * whole)
 
     return step
 

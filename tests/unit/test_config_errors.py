@@ -162,7 +162,6 @@ def test_a_parameter_of_an_optimizer_is_checked():
         ("SGD", {"maximize": True}, "maximize", "has no key"),
         ("SGD", {"nesterov": True}, "nesterov", "momentum above 0"),
         ("SGD", {"nesterov": True, "momentum": 0.9, "dampening": 0.1}, "dampening", "to 0"),
-        ("Muon", {"per_head_muon": True}, "per_head_muon", "whole matrices"),
         ("RMSprop", {"aplha": 0.9}, "aplha", "'alpha'"),
         *(
             (name, {"max_grad_norm": value}, "max_grad_norm", "gradient_clipping")
@@ -175,7 +174,7 @@ def test_a_parameter_of_an_optimizer_is_checked():
     ]
     assert differing(found) == []
     for accepted in (
-        optimizer("Muon", per_head_muon=False),
+        optimizer("Muon", per_head_muon=True),
         optimizer("RMSprop", lr=0.1, alpha=0.9),
     ):
         params = accepted["optimizer"]["params"]
