@@ -9,6 +9,7 @@ import transformers
 from region_harness import ROWS, Probe, assert_same_sums, torch_gradients
 
 from spmdzero.backend import Mesh
+from spmdzero.errors import ReplicaRegionError
 
 VOCABULARY, LENGTH = 64, 12
 SMALL = {"vocab_size": VOCABULARY, "attn_implementation": "sdpa"}
@@ -105,3 +106,27 @@ def test_gradients_under_transformers_own_checkpointing_equal_torch(mesh: Mesh) 
     probe.backward(loss)
     expected = torch_gradients(module, module(**inputs()).loss)
     assert_same_sums(probe.gradients, expected)
+
+
+@pytest.mark.parametrize("name", ["labels", "logits_to_keep"])
+def test_a_shape_of_the_datas_names_transformers_own_way_round(mesh: Mesh, name: str) -> None:
+    if name == "labels":
+        module: transformers.PreTrainedModel = transformers.DebertaV2ForSequenceClassification(
+            transformers.DebertaV2Config(
+                hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+                max_position_embeddings=16, vocab_size=VOCABULARY,
+            )
+        )  # fmt: skip
+        value, remedy = torch.zeros(ROWS, dtype=torch.int64), 'problem_type = "single_label_cl'
+    else:
+        module = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(
+                hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+                use_cache=False, **SMALL,
+            )
+        )  # fmt: skip
+        value, remedy = inputs()["input_ids"] > 30, "give logits_to_keep integers"
+    probe = Probe(module, mesh)
+    ids = probe.batch(inputs()["input_ids"])
+    with pytest.raises(ReplicaRegionError, match=remedy):
+        probe(input_ids=ids, **{name: probe.batch(value)})

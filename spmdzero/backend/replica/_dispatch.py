@@ -30,6 +30,7 @@ from spmdzero.backend.replica._random import (
     has_generator,
 )
 from spmdzero.backend.replica._readers import Reader, common_value, reads_are_global, reads_by
+from spmdzero.backend.replica._remedies import remedy_of_transformers
 from spmdzero.errors import ReplicaRegionError
 
 _aten = torch.ops.aten
@@ -218,12 +219,13 @@ class RegionDispatch(DispatchMode):
             if any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]):
                 raise self._error(
                     f"{func} with a boolean mask has a shape that depends on data. "
-                    "Use torch.where or masked_fill"
+                    "Use torch.where or masked_fill" + remedy_of_transformers()
                 )
         elif torch.Tag.dynamic_output_shape in func.tags and func not in _CTC:
             raise self._error(
                 f"the shape of {func} depends on data, which a compiled program can't have. "
                 "Use torch.where, masked_fill, or a fixed number of elements"
+                + remedy_of_transformers()
             )
         unsupported = self._quirks.unsupported(func, args)
         if unsupported is not None:
