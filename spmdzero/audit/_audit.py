@@ -10,6 +10,7 @@ from spmdzero.audit._host_reads import HostWatch
 from spmdzero.audit._loss_scale import loss_scale, summed_outside
 from spmdzero.audit._recompiles import recompilations
 from spmdzero.audit._report import AuditReport, Finding, sorted_findings
+from spmdzero.audit._world_size import world_size_of_hosts
 from spmdzero.backend import arrays, runtime
 from spmdzero.engine import Engine, RepeatedRows, StepGraph
 from spmdzero.errors import SpmdZeroUsageError
@@ -100,6 +101,9 @@ class Audit:
         findings += recompilations(since, before=self._before)
         findings += self.watch.findings(steps=steps)
         if engine.mesh.replicas > 1:
+            findings += world_size_of_hosts(
+                engine.module, hosts=runtime.process_count(), devices=engine.mesh.replicas
+            )
             findings += loss_scale(self._rows, devices=engine.mesh.replicas)
             findings += summed_outside(self._summed, devices=engine.mesh.replicas)
         self._report = AuditReport(

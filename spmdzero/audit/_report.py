@@ -20,6 +20,7 @@ Name = Literal[
     "cpu-fallback",
     "host-read-in-step",
     "loss-scale",
+    "world-size-of-hosts",
 ]
 _SHOWN = 4
 

@@ -159,6 +159,12 @@ class BackwardWatch:
                 else "loss.backward() with activation checkpointing: what is recomputed would run "
                 "outside of the replica region. Call engine.backward(loss)"
             )
+        if self._region is not None and self._region.collects:
+            raise SpmdZeroUsageError(
+                "loss.backward() through a forward that calls torch.distributed: what its backward "
+                "asks there would be answered for hosts, outside of the replica region. Call "
+                "engine.backward(loss)"
+            )
         if hands_over():
             # torch.autograd.grad asks for these numbers, which has nothing to do with a step.
             return grad

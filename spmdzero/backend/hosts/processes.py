@@ -69,6 +69,9 @@ def join(
             come within `timeout`.
         SpmdZeroUsageError: `required` is False, and there is no group.
     """
+    if dist.is_initialized() and current().in_region():
+        # In a forward the group's size is the number of devices.
+        return
     if required is False and not dist.is_initialized():
         raise SpmdZeroUsageError(
             "dist_init_required=False, but torch.distributed is not initialised. Leave it out, or "

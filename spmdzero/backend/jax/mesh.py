@@ -27,7 +27,7 @@ from spmdzero.backend.jax._values import Space, Value, record
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax._writes import write
 from spmdzero.backend.protocols._mesh import REPLICATED, PartitionSpec
-from spmdzero.plan import MeshSpec, axes_of_region
+from spmdzero.plan import MeshSpec, axes_of_region, names_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,6 +216,17 @@ class DeviceMesh:
             key, within_sharing(summed, {"tensor": tensor_dim}), Space.REPLICA, mesh=self.devices
         )
         return over(record(op, (own_value(local),), {}, [(tuple(local.shape), local.dtype)])[0])
+
+    def all_gather(self, local: torch.Tensor) -> torch.Tensor:
+        """Every replica's tensor, `[n, *shape]`, on each device; in replica space."""
+        axes = names_of(self.batch_spec(1)[0])
+
+        def gathered(array: jax.Array) -> jax.Array:
+            return jax.lax.all_gather(array, axes)
+
+        op = MeshOp(("all_gather_rows", *self.key), gathered, Space.REPLICA, mesh=self.devices)
+        shape = (self.replicas, *local.shape)
+        return over(record(op, (own_value(local),), {}, [(shape, local.dtype)])[0])
 
     def sum_partial(self, partial: torch.Tensor) -> torch.Tensor:
         """The sum over dim 0 of a partial `[n, *shape]`, in its dtype, which crosses the wire.

@@ -105,6 +105,9 @@ class Mesh(Protocol):
     ) -> torch.Tensor:
         """The sum over a mesh axis, in replica space; `tensor_dim` as in `reduce_scatter`."""
 
+    def all_gather(self, local: torch.Tensor) -> torch.Tensor:
+        """Every replica's tensor, `[n, *shape]`, on each device; in replica space."""
+
     def sum_partial(self, partial: torch.Tensor) -> torch.Tensor:
         """The sum over dim 0 of a partial `[n, *shape]`, in its dtype, which crosses the wire."""
 

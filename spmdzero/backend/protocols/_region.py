@@ -162,10 +162,12 @@ class Region(Forward, Protocol):
     Attributes:
         replicas: number of each replica, `[n]` int32, sharded.
         disagreements: label -> whether replicas differed where they must not, 0-dim int32.
+        collects: whether the latest forward's Python has asked for a rank or a collective.
     """
 
     replicas: torch.Tensor
     disagreements: dict[str, torch.Tensor]
+    collects: bool
 
     @property
     def recomputes(self) -> bool:

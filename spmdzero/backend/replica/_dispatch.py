@@ -88,7 +88,7 @@ class RegionDispatch(DispatchMode):
     def __enter__(self) -> "RegionDispatch":
         _entered.append(self)
         noting.append(self._note_index)
-        self._reads = reads_by(Reader(values=self._values, line=self._line))
+        self._reads = reads_by(Reader(values=self._values, line=self.line))
         self._reads.__enter__()
         return super().__enter__()
 
@@ -152,7 +152,7 @@ class RegionDispatch(DispatchMode):
 
     def _note_index(self, index: torch.Tensor, allowed: IndexRange) -> None:
         if self._indices is not None and arrays.is_mine(index):
-            self._indices.note(index, allowed, self._line)
+            self._indices.note(index, allowed, self.line)
 
     def _equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
         if one.device != other.device:
@@ -199,13 +199,13 @@ class RegionDispatch(DispatchMode):
         return self._gathered.run(func, args, kwargs)
 
     def _agreed(self, tensor: torch.Tensor) -> torch.Tensor:
-        return common_value(self._values(tensor), self._line)
+        return common_value(self._values(tensor), self.line)
 
     def _values(self, tensor: torch.Tensor) -> torch.Tensor:
         with reads_are_global():
             values = self._read_fixed(tensor)
             if values is None:
-                self.read_at = self.read_at or self._line()
+                self.read_at = self.read_at or self.line()
                 values = self._read(tensor)
         return values
 
@@ -231,11 +231,12 @@ class RegionDispatch(DispatchMode):
         if unsupported is not None:
             raise self._error(unsupported)
 
-    def _line(self) -> str:
+    def line(self) -> str:
+        """Names the user's line and module."""
         return user_line(self._owner)
 
     def _error(self, message: str) -> ReplicaRegionError:
-        return ReplicaRegionError(f"{self._line()}: {message}")
+        return ReplicaRegionError(f"{self.line()}: {message}")
 
 
 def _is_masked_fill(

@@ -33,6 +33,7 @@ from spmdzero.backend.protocols._region import (
 )
 from spmdzero.backend.replica import _manual
 from spmdzero.backend.replica._around import Around, FollowError, Provided
+from spmdzero.backend.replica._collectives import RowCollectives
 from spmdzero.backend.replica._dispatch import RegionDispatch
 from spmdzero.backend.replica._entered import Entered, enter
 from spmdzero.backend.replica._forbidden import (
@@ -42,6 +43,7 @@ from spmdzero.backend.replica._forbidden import (
     write_stamps,
 )
 from spmdzero.backend.replica._gathered import GatheredAtUse
+from spmdzero.backend.replica._group_methods import collectives_over
 from spmdzero.backend.replica._outputs import Outputs
 from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.backend.replica._recomputed_blocks import RecomputedBlocks
@@ -72,6 +74,7 @@ class ReplicaRegion:
     Attributes:
         replicas: number of each replica, `[n]` int32, sharded.
         recomputes: whether the latest forward checkpoints activations.
+        collects: whether its Python has asked for a rank or a collective, as its backward may.
         read_at: the line where the latest pass read a value from the devices that may change by the
             next step, None where it read none.
     """
@@ -104,7 +107,7 @@ class ReplicaRegion:
         self._in_backward = 0
         self.disagreements: dict[str, torch.Tensor] = {}
         self._sites = IndexSites()
-        self.recomputes = False
+        self.recomputes = self.collects = self._alone = False
         self.read_at: str | None = None
 
     @property
@@ -177,7 +180,11 @@ class ReplicaRegion:
     ) -> tuple[Any, RegionDispatch]:
         replicas = _reparametrize_module(self._module, entered.state, tie_weights=True)
         noted = self._dispatch(own.key, own.read, indices=RegionIndices(self._sites))
-        with self._gathers(), noted as dispatch:
+        with (
+            self._gathers(),
+            noted as dispatch,
+            self._collectives(dispatch, alone=entered.whole),
+        ):
             provided = Provided(
                 random=dispatch.random,
                 upload=self._upload,
@@ -240,7 +247,8 @@ class ReplicaRegion:
 
     def note_folded(self) -> None:
         """Records that the latest forward was one operation, which backward doesn't recompute."""
-        self.recomputes, self._state = False, None
+        self.recomputes = self.collects = False
+        self._state = None
 
     @contextlib.contextmanager
     def backward(
@@ -268,7 +276,13 @@ class ReplicaRegion:
         self._in_backward += 1
         try:
             around = self._around.backward()
-            with self._gathers(), self._dispatch(key, read) as dispatch, around, inside:
+            with (
+                self._gathers(),
+                self._dispatch(key, read) as dispatch,
+                self._collectives(dispatch, alone=self._alone),
+                around,
+                inside,
+            ):
                 yield
         finally:
             self._in_backward -= 1
@@ -305,6 +319,16 @@ class ReplicaRegion:
             gathered=self._gathered,
             indices=indices,
         )
+
+    @contextlib.contextmanager
+    def _collectives(self, dispatch: RegionDispatch, *, alone: bool) -> Iterator[None]:
+        self._alone = alone
+        rows = RowCollectives(
+            mesh=self._mesh, replica=dispatch.random.replica, line=dispatch.line, alone=alone
+        )
+        with collectives_over(rows):
+            yield
+        self.collects = rows.used
 
     def _own_state(self) -> dict[str, torch.Tensor]:
         return {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}

@@ -102,6 +102,12 @@ class DeviceMesh:
         (groups,) = self.groups(axis)
         return _private.all_reduce(local, groups=groups)
 
+    def all_gather(self, local: torch.Tensor) -> torch.Tensor:
+        """Every replica's tensor, `[n, *shape]`, on each device; in replica space."""
+        # GSPMD makes the gather.
+        spec, shape = self.batch_spec(local.dim() + 1), (self.replicas, *local.shape)
+        return self.enter(self.leave(local[None], spec, shape), (None,) * len(shape))
+
     def sum_partial(self, partial: torch.Tensor) -> torch.Tensor:
         """The sum over dim 0 of a partial `[n, *shape]`, in its dtype, which crosses the wire."""
         return partial.sum(0)

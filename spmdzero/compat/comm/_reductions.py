@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from spmdzero.backend import current
 from spmdzero.compat.comm._log import labelled
 from spmdzero.compat.comm._processes import get_rank, get_world_size
 from spmdzero.compat.comm._row_sharers import RowSharers
@@ -33,11 +34,12 @@ class ReduceOp(enum.Enum):
 def _reduction(op: Any, group: Group) -> tuple[Any, Callable[[torch.Tensor], None], bool]:
     """The operation for gloo, a function that finishes its result, and whether it is needed.
 
-    gloo has no mean, so the sum is divided afterwards.
+    gloo has no mean, so the sum is divided afterwards. In a forward devices have one.
     """
     name = op.name if isinstance(op, ReduceOp) else str(op).rsplit(".", 1)[-1]
     # The devices that share rows have a mean of their own.
-    mean = name == "AVG" and not isinstance(group, RowSharers)
+    gloo = not isinstance(group, RowSharers) and not current().in_region()
+    mean = name == "AVG" and gloo
     known = dist.ReduceOp.SUM if mean else getattr(dist.ReduceOp, name)
     count = get_world_size(group)
 
@@ -127,6 +129,9 @@ def reduce_scatter_tensor(
     known, finish, _ = _reduction(op, group)
 
     def call(sources: list[torch.Tensor], targets: list[torch.Tensor], _: bool) -> Any:
+        if current().in_region():
+            dist.reduce_scatter_tensor(targets[0], sources[0], known, group)
+            return Done()
         # gloo has no reduce-scatter of its own.
         whole = sources[0].detach().clone().reshape(-1)
         dist.all_reduce(whole, known, group)
