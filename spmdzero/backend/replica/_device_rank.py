@@ -161,8 +161,8 @@ class DeviceRank(TorchFunctionMode):
         stop = self._term(first.stop)
         if not start or not stop or not start[1] or start[1] != stop[1]:
             return None
-        length = torch.arange(stop[2] - start[2], device=first.start.device)
-        return length + first.start
+        begin: Any = first.start
+        return torch.arange(stop[2] - start[2], device=begin.device) + begin
 
     def _at(self, name: str, rows: torch.Tensor, tensor: Any, index: Any, *value: Any) -> Any:
         rest = index[1:] if isinstance(index, tuple) else ()

@@ -34,7 +34,7 @@ class _Gathered(torch.autograd.Function):
         return tuple(part.clone() for part in rows.stacked(tensor).unbind(0))
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, torch.Tensor]:
+    def backward(ctx: Any, *grads: Any) -> Any:
         """See the class."""
         return None, _Scattered.apply(ctx.rows, "SUM", torch.stack(grads))
 
@@ -49,9 +49,10 @@ class _Scattered(torch.autograd.Function):
         return rows.scattered(stacked, op)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, None, torch.Tensor]:
+    def backward(ctx: Any, grad: Any) -> Any:  # pyrefly: ignore[bad-override]
         """See the class."""
-        return None, None, torch.stack(_Gathered.apply(ctx.rows, grad))
+        parts: Any = _Gathered.apply(ctx.rows, grad)
+        return None, None, torch.stack(parts)
 
 
 class _Reduced(torch.autograd.Function):
@@ -64,7 +65,7 @@ class _Reduced(torch.autograd.Function):
         return rows.reduced(tensor, op)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, None, torch.Tensor]:
+    def backward(ctx: Any, grad: Any) -> Any:  # pyrefly: ignore[bad-override]
         """See the class."""
         return None, None, _Reduced.apply(ctx.rows, ctx.op, grad)
 
@@ -79,9 +80,9 @@ class _Sent(torch.autograd.Function):
         return rows.stacked(tensor)[source].clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, None, torch.Tensor]:
+    def backward(ctx: Any, grad: Any) -> Any:  # pyrefly: ignore[bad-override]
         """See the class."""
-        total = _Reduced.apply(ctx.rows, "SUM", grad)
+        total: Any = _Reduced.apply(ctx.rows, "SUM", grad)
         zero = torch.zeros_like(total)
         places = [total if place == ctx.source else zero for place in range(ctx.rows.size)]
         return None, None, ctx.rows.own(torch.stack(places))
@@ -92,7 +93,8 @@ def _gather(rows: RowCollectives, tensor: torch.Tensor) -> Any:
 
 
 def _gather_base(rows: RowCollectives, output: torch.Tensor, tensor: torch.Tensor) -> Any:
-    whole = torch.stack(_Gathered.apply(rows, tensor)).reshape(output.shape)
+    parts: Any = _Gathered.apply(rows, tensor)
+    whole = torch.stack(parts).reshape(output.shape)
     write_below_autograd(output, whole)
     return whole
 
@@ -105,7 +107,7 @@ def _reduce_scatter(
     rows: RowCollectives, op: Any, output: torch.Tensor, *parts: torch.Tensor
 ) -> Any:
     rows.require_size(len(parts), "a list with {} places")
-    own = _Scattered.apply(rows, operation_of(op), torch.stack(parts))
+    own: Any = _Scattered.apply(rows, operation_of(op), torch.stack(parts))
     write_below_autograd(output, own)
     return own
 

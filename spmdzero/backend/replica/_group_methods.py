@@ -151,7 +151,8 @@ def _has_all_hosts(group: Any) -> bool:
 def _finished() -> Any:
     future: Any = torch.futures.Future()
     future.set_result(None)
-    return torch._C._distributed_c10d._create_work_from_future(future)
+    c10d: Any = torch._C._distributed_c10d
+    return c10d._create_work_from_future(future)
 
 
 @dataclasses.dataclass(frozen=True)
