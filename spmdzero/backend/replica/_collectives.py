@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from spmdzero._user_line import frames_below
 from spmdzero.backend._current import arrays, programs, runtime
 from spmdzero.backend.protocols._mesh import Mesh
 from spmdzero.backend.replica._device_rank import DeviceRank
@@ -18,6 +19,7 @@ from spmdzero.backend.replica._readers import current_reader
 from spmdzero.errors import ReplicaRegionError
 from spmdzero.plan import names_of
 
+_HOSTS = "spmdzero.backend.hosts."
 _SUMS = ("SUM", "AVG")
 _OF_STACKED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "MAX": lambda stacked: stacked.amax(0),
@@ -37,6 +39,7 @@ class RowCollectives:
         replica: this replica's number, `[1]` int32 in replica space.
         line: names the user's line.
         alone: whether each replica has all rows, and so is a world of its own.
+        whole: whether there are no replicas, but one program that sees the rows of all devices.
 
     Attributes:
         size: number of replicas that the model's Python is told of.
@@ -47,12 +50,13 @@ class RowCollectives:
         self,
         *,
         mesh: Mesh,
-        replica: torch.Tensor,
+        replica: torch.Tensor | None,
         line: Callable[[], str],
         alone: bool = False,
+        whole: bool = False,
     ) -> None:
-        self._mesh, self._replica, self._line = mesh, replica, line
-        self.size = 1 if alone else mesh.replicas
+        self._mesh, self._replica, self._line, self.whole = mesh, replica, line, whole
+        self.size = 1 if alone or whole else mesh.replicas
         self.used = False
         self._rank = DeviceRank(self.size, self._number, self.error)
 
@@ -99,11 +103,34 @@ class RowCollectives:
 
     def rank(self) -> Any:
         """The replica's number: a 0-dim int64 tensor that differs on each, 0 for a single one."""
-        self.used = True
+        self._begin("get_rank")
         return 0 if self.size == 1 else self._rank.asked()
 
     def _number(self) -> torch.Tensor:
-        return self._replica[0].to(torch.int64)
+        return self._own_number[0].to(torch.int64)
+
+    @property
+    def _own_number(self) -> torch.Tensor:
+        assert self._replica is not None, "a world of several replicas has numbers"
+        return self._replica
+
+    def _begin(self, what: str) -> None:
+        """Notes that the model's Python asks for `what`, and refuses what has no one meaning."""
+        self.used = True
+        if self.whole and runtime.process_count() > 1:
+            raise self.error(
+                f'{what} in a forward with "spmd": {{"forward": "global"}} on several hosts: the '
+                "forward sees the rows of all devices already, and has nothing to ask the hosts "
+                'for. Leave the gather out, or write "forward": "region"'
+            )
+        sharing = self._mesh.spec.sharing
+        if self.size > 1 and sharing:
+            axes = " and ".join(f'"{axis}": {count}' for axis, count in sharing.items())
+            raise self.error(
+                f"{what} in a forward on a mesh with {axes}, along which devices share rows: "
+                "DeepSpeed's ranks would hand each other these rows several times over. Leave the "
+                "axis out, or compute the loss of all rows outside of the forward"
+            )
 
     def filled(self, tensors: Sequence[torch.Tensor], own: torch.Tensor) -> None:
         """Records what a gather has put into the places of a list, and what it gathered."""
@@ -112,7 +139,7 @@ class RowCollectives:
 
     def stacked(self, tensor: torch.Tensor) -> torch.Tensor:
         """Every replica's tensor, `[n, *shape]`."""
-        self.used = True
+        self._begin("a collective")
         if self.size == 1:
             return tensor[None]
         if not arrays.is_mine(tensor):
@@ -128,7 +155,7 @@ class RowCollectives:
 
     def reduced(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
         """The combination of all replicas' tensors, the same on each."""
-        self.used = True
+        self._begin("a collective")
         if op in _SUMS:
             total = self._summed(tensor)
             return self._mean(total) if op == "AVG" else total
@@ -138,7 +165,7 @@ class RowCollectives:
 
     def scattered(self, stacked: torch.Tensor, op: str) -> torch.Tensor:
         """This replica's part of the combination of all replicas' `[n, *shape]`."""
-        self.used = True
+        self._begin("a collective")
         if self.size == 1:
             return stacked[0]
         if op not in _SUMS or not arrays.is_mine(stacked):
@@ -152,7 +179,7 @@ class RowCollectives:
         """This replica's place in `[n, *shape]`."""
         if self.size == 1:
             return stacked[0]
-        return stacked.index_select(0, self._replica.to(torch.int64))[0]
+        return stacked.index_select(0, self._own_number.to(torch.int64))[0]
 
     @property
     def _axes(self) -> tuple[str, ...]:
@@ -181,5 +208,19 @@ _thread = _Thread()
 
 def rows_here() -> RowCollectives | None:
     """The collectives of this thread's pass through a region; None outside."""
+    if not _thread.inside:
+        return None
+    rows = _thread.inside[-1]
+    if rows.whole:
+        return None if runtime.process_count() > 1 and _asked_by_hosts() else rows
     # Where spmdzero itself reads there is no reader, and it asks the other hosts.
-    return _thread.inside[-1] if _thread.inside and current_reader() is not None else None
+    return rows if current_reader() is not None else None
+
+
+def _asked_by_hosts() -> bool:
+    """Whether spmdzero itself asks the other hosts."""
+    return any(
+        frame.f_globals.get("__name__", "").startswith(_HOSTS)
+        and not frame.f_globals["__name__"].endswith("._device_tensors")
+        for frame in frames_below()
+    )

@@ -116,6 +116,11 @@ def _broadcast(rows: RowCollectives, source: int, tensor: torch.Tensor) -> Any:
     return _Sent.apply(rows, rows.source(source), tensor)
 
 
+def summed(rows: RowCollectives, tensor: torch.Tensor) -> torch.Tensor:
+    """The sum of all replicas' tensors, and of their gradients."""
+    return _reduce(rows, None, tensor)
+
+
 def _refused(name: str) -> Callable[..., NoReturn]:
     def refuse(rows: RowCollectives, *_: Any) -> NoReturn:
         raise rows.lonely(f"torch.distributed.nn's {name}")

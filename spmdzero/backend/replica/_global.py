@@ -24,6 +24,8 @@ from spmdzero.backend.protocols._region import (
 )
 from spmdzero.backend.protocols._region import Reader as ReadsBy
 from spmdzero.backend.replica._around import Around
+from spmdzero.backend.replica._collectives import RowCollectives
+from spmdzero.backend.replica._group_methods import collectives_over
 from spmdzero.backend.replica._readers import Reader, reads_by
 from spmdzero.backend.replica._written import StateWatch
 from spmdzero.errors import ReplicaRegionError
@@ -163,6 +165,9 @@ class GlobalForward:
                     hooks.callback(after.remove)
             hooks.enter_context(self._around.global_forward())
             hooks.enter_context(same_on_hosts())
+            # One program sees all rows, and is a world of its own.
+            rows = RowCollectives(mesh=self._mesh, replica=None, line=user_line, whole=True)
+            hooks.enter_context(collectives_over(rows))
             with let_in():
                 return module(*args, **kwargs)
 

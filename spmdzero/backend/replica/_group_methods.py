@@ -7,12 +7,15 @@ as long as a thread is inside of a forward, and answer that thread alone.
 import contextlib
 import dataclasses
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed import _functional_collectives, device_mesh
 from torch.distributed.nn import functional
 
 from spmdzero.backend._current import current
@@ -22,6 +25,7 @@ from spmdzero.backend.replica._differentiable import (
     operation_of,
     write_below_autograd,
 )
+from spmdzero.backend.replica._sync_norm import sync_batch_norm
 
 _GROUP: Any = getattr(dist, "ProcessGroup", None)
 Tensors = Sequence[torch.Tensor]
@@ -190,6 +194,40 @@ def _rank(self: Any) -> Any:
     return _sizes["rank"](self) if rows is None or not _has_all_hosts(self) else rows.rank()
 
 
+def _norm_of_all(self: Any, input: torch.Tensor) -> Any:
+    rows = rows_here()
+    if rows is None:
+        return _originals[nn.SyncBatchNorm, "forward"](self, input)
+    if self.process_group is not None and not _has_all_hosts(self.process_group):
+        raise _of_hosts(rows, "SyncBatchNorm")
+    return sync_batch_norm(rows, self, input)
+
+
+def _asking_devices(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of torch's meshes and functional collectives, which is refused in a forward."""
+
+    @functools.wraps(original)
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        rows = rows_here()
+        if rows is None:
+            return original(*args, **kwargs)
+        raise rows.error(
+            f"{name} in a forward: its groups are of hosts, and devices hand each other rows "
+            "there. Use torch.distributed.nn.all_gather or all_reduce, without a group; tensors "
+            "are split over devices by the config's spmd.mesh"
+        )
+
+    return refuse
+
+
+# Each is what all public ones go through: functional collectives by the group's name, DTensors by
+# their place in a mesh, which a mesh that is made in the forward has not even got.
+_OF_MESHES: tuple[tuple[Any, str, str], ...] = (
+    (_functional_collectives, "_resolve_group_name", "a functional collective"),
+    (device_mesh.DeviceMesh, "__init__", "a DeviceMesh"),
+    (device_mesh.DeviceMesh, "get_coordinate", "a DTensor"),
+    (device_mesh.DeviceMesh, "get_group", "a DeviceMesh's group"),
+)
 _sizes: dict[str, Any] = {name: getattr(_GROUP, name, None) for name in ("size", "rank")}
 _lock = threading.Lock()
 _inside = 0
@@ -220,8 +258,16 @@ def _enter() -> None:
         for name, answer in DIFFERENTIABLE.items():
             if hasattr(functional, name):
                 changed[functional, name] = _Function(name, getattr(functional, name), answer)
+        changed[nn.SyncBatchNorm, "forward"] = _norm_of_all
+        for owner, name, shown in _OF_MESHES:
+            if hasattr(owner, name):
+                changed[owner, name] = _asking_devices(shown, getattr(owner, name))
+        if (loaded := sys.modules.get("torch.distributed.tensor")) is not None:
+            refuse = _asking_devices("a DTensor", loaded.DTensor.from_local)
+            changed[loaded.DTensor, "from_local"] = staticmethod(refuse)
         for (owner, name), value in changed.items():
-            _originals[owner, name] = getattr(owner, name)
+            # A static method is restored as what it is.
+            _originals[owner, name] = vars(owner).get(name) or getattr(owner, name)
             setattr(owner, name, value)
 
 
