@@ -157,9 +157,40 @@ class Moco(Pair):
         return F.cross_entropy(logits, labels) + other.pow(2).mean()
 
 
+class MocoShuffle(Pair):
+    """MoCo's: rank 0's random order on all ranks, by which rows go to others and come back."""
+
+    def loss(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        world = dist.get_world_size()
+        with torch.no_grad():
+            order = torch.randperm(len(other) * world, device=other.device)
+            dist.broadcast(order, src=0)
+            own = order.view(world, -1)[dist.get_rank()]
+            shuffled = torch.cat(gathered(other))[own] * 2
+            back = torch.argsort(order).view(world, -1)[dist.get_rank()]
+            keys = torch.cat(gathered(shuffled))[back]
+        return (one * keys).sum(1).sigmoid().mean() + other.pow(2).mean()
+
+
+class GradCache(Pair):
+    """GradCache's loss: own part put in the place of what a gather found, for two towers."""
+
+    def loss(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        ones, others = self.gather_tensor(one), self.gather_tensor(other)
+        per_row = len(others) // len(ones)
+        target = torch.arange(0, len(others), per_row, dtype=torch.long, device=one.device)
+        return F.cross_entropy(torch.matmul(ones, others.transpose(0, 1)), target)
+
+    def gather_tensor(self, t: torch.Tensor) -> torch.Tensor:
+        whole = [torch.empty_like(t) for _ in range(dist.get_world_size())]
+        dist.all_gather(whole, t)
+        whole[dist.get_rank()] = t
+        return torch.cat(whole, dim=0)
+
+
 MODELS = (
     GatheredWithGradient, OwnRowsInTheList, OwnRowsInTheBuffer, Vicreg, BarlowTwins, Statistics,
-    Scattered, Moco,
+    Scattered, Moco, MocoShuffle, GradCache,
 )  # fmt: skip
 STEPS = 2
 

@@ -54,6 +54,11 @@ class DeviceRank(TorchFunctionMode):
 
     def finish(self) -> None:
         """Raises the error about a rank that was used as an index of anything else."""
+        # A backward holds the pass's collectives. Tensors that they held in turn, with their graph,
+        # would be a circle, of which Python's collector empties tensors that are still needed.
+        self._terms.clear()
+        self._compared.clear()
+        self._filled.clear()
         if self._indices:
             raise self._indices[0]
 
@@ -75,7 +80,7 @@ class DeviceRank(TorchFunctionMode):
             return self._at(name, rows, *args)
         if func is torch.arange and 1 < len(args) < 4 and "out" not in kwargs:
             start, end = self._term(args[0]), self._term(args[1])
-            if start and end and start[1] == end[1] and args[2:] in ((), (1,)):
+            if start and end and start[1] == end[1] != 0 and args[2:] in ((), (1,)):
                 return torch.arange(end[2] - start[2], **_on(args[0], kwargs)) + args[0]
         made = func(*args, **kwargs)
         if args and id(args[0]) in self._terms and made is args[0]:

@@ -2,7 +2,7 @@
 
 Inputs enter as batch shards and parameters as copies. Outputs leave as batch shards, scalar
 losses as their mean over replicas, buffers as their mean; a parameter's gradient goes to a sink,
-still in replica space. There is no collective inside, by construction.
+still in replica space. The only collectives inside are those that the module's Python asks for.
 """
 
 import contextlib
