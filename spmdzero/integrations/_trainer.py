@@ -84,7 +84,6 @@ def defer_reads() -> None:
     """Makes imported clients read losses and norms only when they log them."""
     wrappers = sys.modules.get("accelerate.utils.deepspeed")
     if wrappers is not None:
-        _defer_norm(wrappers.DeepSpeedEngineWrapper)
         _defer_skips(wrappers.DeepSpeedOptimizerWrapper)
         _refuse_idle_step(wrappers.DeepSpeedOptimizerWrapper)
     _ask_without_reading()
@@ -146,14 +145,6 @@ def _engine_of(accelerator: Any) -> ClientEngine | None:
     return engine if isinstance(engine, ClientEngine) else None
 
 
-def _defer_norm(wrapper: Any) -> None:
-    @in_place_of(wrapper, "get_global_grad_norm")
-    def get_global_grad_norm(original: Any, self: Any) -> Any:
-        if isinstance(self.engine, ClientEngine):
-            return self.engine.deferred_grad_norm()
-        return original(self)
-
-
 def _defer_skips(wrapper: Any) -> None:
     original = vars(wrapper).get("step_was_skipped")
     if original is None or isinstance(original, _StepWasSkipped):
@@ -210,6 +201,12 @@ def _ask_without_reading() -> None:
 
 
 def _defer_trainers_norm(trainer: Any) -> None:
+    @in_place_of(trainer, "_clip_grad_norm")
+    def _clip_grad_norm(original: Any, self: Any, model: Any) -> Any:
+        # accelerate's own method returns a number, as it promises, and reads the norm for it.
+        engine = _engine_of(self.accelerator)
+        return original(self, model) if engine is None else engine.deferred_grad_norm()
+
     @in_place_of(trainer, "_get_grad_norm")
     def _get_grad_norm(original: Any, self: Any, model: Any, grad_norm: Any = None) -> Any:
         # The logging code takes a tensor as well as a number.

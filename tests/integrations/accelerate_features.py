@@ -168,8 +168,6 @@ def steady(folder: Path) -> dict[str, Any]:
         with loop.accelerator.accumulate(loop.model):
             loss = loop.model(**batch).loss
             loop.accelerator.backward(loss)
-            if loop.accelerator.sync_gradients:
-                loop.accelerator.clip_grad_norm_(loop.model.parameters(), 1.0)
             loop.optimizer.step()
             loop.schedule.step()
             loop.optimizer.zero_grad()

@@ -209,7 +209,7 @@ class Loop:
     """What a script holds after `prepare`, and what it saw."""
 
     def __init__(self, role: str, order: dict[str, Any], accelerator: Any = None) -> None:
-        self.order = order
+        self.role, self.order = role, order
         self.accelerator = accelerator or accelerator_of(role, order)
         rows = order["rows"] // self.accelerator.num_processes
         count = order["data"] or order["rows"] * order["steps"] * order["gas"]
@@ -248,6 +248,8 @@ class Loop:
             self.optimizer.zero_grad()
         seen["losses"].append(accelerator.gather(loss.detach()).mean().item())
         if accelerator.sync_gradients:
+            # accelerate promises a number under DeepSpeed, and a tensor without it.
+            assert isinstance(norm, torch.Tensor if self.role == "plain" else float)
             seen["norms"].append(float(norm))
             seen["lr"].append(self.optimizer.param_groups[0]["lr"])
             seen["skipped"].append(bool(accelerator.optimizer_step_was_skipped))
