@@ -1,9 +1,11 @@
 """`deepspeed.utils.zero_to_fp32`: fp32 weights from a checkpoint of spmdzero or DeepSpeed."""
 
+import argparse
 import dataclasses
 import logging
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,32 @@ def convert_zero_checkpoint_to_fp32_state_dict(
         exclude_frozen=exclude_frozen_parameters,
     )
     convert(Path(checkpoint_dir), Path(output_dir), conversion, tag=tag)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Writes the fp32 weights that a command line asks for, with the options of DeepSpeed's script.
+
+    Args:
+        arguments: of the command; those of this process by default.
+
+    Raises:
+        SpmdZeroCheckpointError: as in `convert_zero_checkpoint_to_fp32_state_dict`.
+        SystemExit: an argument is missing or unknown.
+    """
+    parser = argparse.ArgumentParser(description="Writes the fp32 weights of a checkpoint")
+    parser.add_argument("checkpoint_dir", help="the folder passed to save_checkpoint")
+    parser.add_argument("output_dir", help="the folder to write")
+    parser.add_argument("--max_shard_size", default="5GB", help="of each file, such as 5GB")
+    parser.add_argument("--safe_serialization", action="store_true", help="write safetensors")
+    parser.add_argument("-t", "--tag", help="the checkpoint; the one that `latest` names")
+    parser.add_argument(
+        "--exclude_frozen_parameters", action="store_true", help="leave out what wasn't trained"
+    )
+    parser.add_argument("-d", "--debug", action="store_true", help="more messages")
+    given = vars(parser.parse_args(arguments))
+    if given.pop("debug"):
+        logging.basicConfig(level=logging.DEBUG)
+    convert_zero_checkpoint_to_fp32_state_dict(**given)
 
 
 def load_state_dict_from_zero_checkpoint(

@@ -1,12 +1,14 @@
 """`utils.zero_to_fp32` on the module that an engine trains, as Hugging Face's pages call it."""
 
 import logging
+import os
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 import torch.nn.functional as F
 from spmdzero.utils.zero_to_fp32 import (
@@ -18,6 +20,7 @@ from torch import nn
 
 import spmdzero
 from tests.support import engines
+from tests.support.processes import run_python
 
 TOKENS = torch.arange(16).reshape(8, 2)
 
@@ -139,3 +142,43 @@ def test_a_tied_weight_is_one_tensor_under_both_names(
         model.load_state_dict(state, strict=True)
         for name, tensor in weights(engine.module).items():
             assert torch.equal(model.state_dict()[name], tensor)
+
+
+def test_the_script_in_a_folder_of_checkpoints_writes_their_weights(tmp_path: Path) -> None:
+    engine = start()
+    train(engine)
+    # DeepSpeed's own, which reads none of our checkpoints, from a run that is resumed.
+    (tmp_path / "zero_to_fp32.py").write_text("raise SystemExit(3)")
+    engine.save_checkpoint(tmp_path, tag="first")
+    first = weights(engine.module)
+    train(engine)
+    engine.save_checkpoint(tmp_path, tag="second")
+    expected = weights(engine.module)
+    assert not torch.equal(first["embed.weight"], expected["embed.weight"])
+
+    script = tmp_path / "zero_to_fp32.py"
+    assert os.access(script, os.X_OK)
+    run_python(str(script), str(tmp_path), str(tmp_path / "out"))
+    written = torch.load(tmp_path / "out/pytorch_model.bin")
+    assert written.keys() == expected.keys()
+    assert all(torch.equal(written[name], expected[name]) for name in expected)
+
+    run_python(
+        *(str(script), str(tmp_path), str(tmp_path / "safe"), "--tag", "first"),
+        *("--safe_serialization", "--exclude_frozen_parameters"),
+    )
+    written = safetensors.torch.load_file(tmp_path / "safe/model.safetensors")
+    assert torch.equal(written["embed.weight"], first["embed.weight"])
+    assert "frozen.weight" not in written
+
+
+def test_a_script_that_cant_be_written_leaves_the_save_complete(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = start()
+    train(engine)
+    (tmp_path / "zero_to_fp32.py").mkdir()
+    with caplog.at_level(logging.WARNING, "spmdzero"):
+        engine.save_checkpoint(tmp_path)
+    assert "zero_to_fp32.py can't be written" in caplog.text
+    assert engine.load_checkpoint(tmp_path)[0] is not None

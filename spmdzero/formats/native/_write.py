@@ -36,6 +36,7 @@ from spmdzero.formats.native._processes import (
     shared_failure,
     tell_part,
 )
+from spmdzero.formats.native._script import write_script
 
 _LOCK = ".spmdzero.lock"
 logger = logging.getLogger("spmdzero")
@@ -114,6 +115,7 @@ def _save_first(state: TrainingState, order: SaveOrder) -> None:
     settle(path)
     if order.latest:
         write_latest(order.folder, order.tag)
+    write_script(order.folder)
     try:
         remove_replaced(path, by=order.nonce)
         expire(order.folder, order.retention, saved=order.tag)
