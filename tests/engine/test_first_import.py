@@ -11,20 +11,19 @@ import pytest
 from spmdzero.backend import current
 from tests.support.processes import ROOT, environment, run_python
 
-# Set by torch_xla or JAX for itself while it is imported.
+# Set by torch_xla for itself while it is imported.
 THEIRS = {
     "torch_xla": {
-        *("GRPC_VERBOSITY", "PJRT_DYNAMIC_PLUGINS", "PTXLA_TPU_LIBRARY_PATH"),
-        *("TPU_LIBRARY_PATH", "XLA_FLAGS"),
+        *("GRPC_VERBOSITY", "PJRT_DYNAMIC_PLUGINS", "PTXLA_TPU_LIBRARY_PATH", "XLA_FLAGS"),
+        "TF_CPP_MIN_LOG_LEVEL",
+        # The device, which torch_xla asks for at any time.
+        "PJRT_DEVICE",
     },
-    "jax": {"TPU_LIBRARY_PATH", "TPU_SKIP_MDS_QUERY"},
+    # Which XLA reads at its first message, at any time.
+    "jax": {"TF_CPP_MIN_LOG_LEVEL"},
 }[current().name]
-# The device that torch_xla would guess with a warning, and its level of messages, one higher; that
-# JAX doesn't look for a TPU's metadata, for minutes, and its level of messages.
-OURS = {
-    "torch_xla": {"PJRT_DEVICE", "TF_CPP_MIN_LOG_LEVEL"},
-    "jax": {"JAX_PLATFORMS", "TF_CPP_MIN_LOG_LEVEL"},
-}[current().name]
+# What JAX and torch_xla set for themselves, and may have set for the tests' own process.
+MAY_BE_LEFT = {"JAX_PLATFORMS", "TF_CPP_MIN_LOG_LEVEL", "TPU_LIBRARY_PATH", "TPU_SKIP_MDS_QUERY"}
 PLACE = {
     # torch_xla's, of `use_spmd`
     **({"XLA_USE_SPMD": "1"} if current().name == "torch_xla" else {}),
@@ -48,9 +47,10 @@ class First(NamedTuple):
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> First:
     dump = tmp_path_factory.mktemp("dump")
+    told = environment(PYTHONPATH=str(ROOT), XLA_FLAGS=f"--xla_dump_to={dump}")
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests/support/first_import.py")],
-        env=environment(PYTHONPATH=str(ROOT), XLA_FLAGS=f"--xla_dump_to={dump}"),
+        env={name: value for name, value in told.items() if name not in MAY_BE_LEFT},
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -79,12 +79,21 @@ def test_the_environment_of_child_processes_is_the_backends_not_ours(first: Firs
     assert first.found["variables at import"] == {}
     changed = first.found["variables at the start"]
     # A lone process's place has a test of its own.
-    assert changed.keys() - PLACE.keys() <= THEIRS | OURS
+    assert changed.keys() - PLACE.keys() <= THEIRS
     # JAX's is inherited where this process has JAX.
     assert current().name == "jax" or changed["PJRT_DEVICE"] == "CPU"
     flags = changed.get("XLA_FLAGS", "")
     assert "xnnpack" not in flags
     assert "min_max" not in flags
+
+
+def test_a_variable_that_the_user_set_is_inherited_whoever_reads_it() -> None:
+    script = (
+        "import os, spmdzero; spmdzero.init_distributed()\n"
+        "print(*(os.environ.get(name) for name in ('TF_CPP_MIN_LOG_LEVEL', 'JAX_PLATFORMS')))"
+    )
+    told = {"TF_CPP_MIN_LOG_LEVEL": "1", "JAX_PLATFORMS": "cpu"}
+    assert run_python("-c", script, **told).split() == ["1", "cpu"]
 
 
 def test_a_lone_process_reads_its_place_from_the_environment_as_with_deepspeed(

@@ -11,6 +11,7 @@ import torch
 
 from spmdzero._torch_xla import torch_xla_is_imported
 from spmdzero.backend._device_generator import take_over_generator
+from spmdzero.backend._left_variables import noted, take_back
 from spmdzero.backend._traced import is_tracing_only, on_torus, traced, tracing_only
 from spmdzero.backend.chips._chips import has_tpu_chips
 from spmdzero.backend.chips._torus import Torus
@@ -56,11 +57,13 @@ def _started() -> None:
         # JAX refuses if its devices were used: then their number is the user's choice.
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", int(count))
-    _cluster.connect()
-    register()
-    take_over_generator(lambda: DEVICE)
-    # Tensors that exist before an engine makes its own mesh are on all devices.
-    DeviceMesh(MeshSpec((("fsdp", jax.device_count()),)))
+    with noted():
+        _cluster.connect()
+        register()
+        take_over_generator(lambda: DEVICE)
+        # Tensors that exist before an engine makes its own mesh are on all devices.
+        DeviceMesh(MeshSpec((("fsdp", jax.device_count()),)))
+    take_back()
     forks.watch()
 
 

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 
+from spmdzero.backend._left_variables import noted
 from spmdzero.backend.chips._chips import has_tpu_chips
 
 if "torch_xla" not in sys.modules:
@@ -13,7 +14,8 @@ if "torch_xla" not in sys.modules:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # torch_xla calls basicConfig, and a script's own call would then do nothing.
     handlers = list(logging.root.handlers)
-    import torch_xla
+    with noted():
+        import torch_xla
 
     logging.root.handlers[:] = handlers
 

@@ -4,6 +4,7 @@ import logging
 import os
 
 from spmdzero._logging import is_new
+from spmdzero.backend._left_variables import take_back
 from spmdzero.backend.torch_xla import _private
 from spmdzero.backend.torch_xla._environment import environment_variable
 
@@ -40,6 +41,8 @@ def start_as_torch_computes() -> None:
     wanted = " ".join([given, *map(_switched_off, missing)]).strip()
     with environment_variable(_VARIABLE, wanted):
         _private.start_runtime()
+    # On a TPU the variables stay: there torch_xla starts the devices when it likes, and reads them.
+    take_back()
     _started_with = wanted
 
 
