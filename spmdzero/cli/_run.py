@@ -21,6 +21,7 @@ def run(
     ] = None,
 ) -> None:
     """Runs a script in which `deepspeed` is spmdzero, for transformers and other clients too."""
+    from spmdzero.backend.hosts.processes import name_a_process_that_is_surely_alone
     from spmdzero.integrations import install
     from spmdzero.integrations._as_main import run_as_main
     from spmdzero.integrations._children import know_deepspeed
@@ -28,6 +29,8 @@ def run(
     if devices is not None:
         # The runtime reads these variables at the first question about devices.
         os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(devices))
+    # Clients take LOCAL_RANK for the sign of a launcher, without which they refuse DeepSpeed.
+    name_a_process_that_is_surely_alone()
     try:
         install()
         know_deepspeed()

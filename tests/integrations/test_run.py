@@ -10,7 +10,7 @@ import pytest
 
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._as_main import run_as_main
-from tests.support.processes import environment, run_python
+from tests.support.processes import ROOT, environment, run_python
 
 # What it prints, and how it ends, is compared with `python`.
 SEEN = """
@@ -219,3 +219,45 @@ def test_a_launchers_child_knows_deepspeed_and_is_one_for_all_devices(
     )  # fmt: skip
     assert done.stdout == "spmdzero.engine._engine True\n0 0 1 own\n", done.stderr[-2000:]
     assert "8 processes on each host were asked for" in done.stderr
+
+
+PLACED = """
+import os
+import torch.distributed as dist
+from transformers import TrainingArguments
+names = "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
+CONFIG = {"train_batch_size": 8, "zero_optimization": {"stage": 2}}
+print(*(os.environ.get(name) for name in names))
+if "LOCAL_RANK" in os.environ:
+    arguments = TrainingArguments("out", report_to=[], deepspeed=CONFIG)
+    print(arguments.parallel_mode, arguments.world_size)
+    dist.is_initialized() or dist.init_process_group("gloo")
+    print(dist.get_rank(), dist.get_world_size())
+"""
+
+
+@pytest.mark.parametrize(
+    ("told", "named"),
+    [({}, True), ({"SLURM_NTASKS": "2"}, False), ({"RANK": "1"}, False)],
+    ids=["alone", "Slurm", "launched"],
+)
+def test_a_process_that_is_surely_alone_has_a_launchers_variables(
+    told: dict[str, str], named: bool, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(PLACED)
+    places = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    variables = {name: value for name, value in environment().items() if name not in places}
+    done = subprocess.run(
+        [sys.executable, "-m", "spmdzero", "run", "--devices", "8", str(script)],
+        env=variables | told, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, *rest = done.stdout.splitlines()
+    if not named:
+        assert first.split()[1:] == ["None"] * 4
+        return
+    *place, port = first.split()
+    assert place == ["0", "0", "1", "127.0.0.1"]
+    assert int(port) > 0
+    assert rest == ["ParallelMode.DISTRIBUTED 1", "0 1"]

@@ -15,6 +15,8 @@ from spmdzero.errors import UsageValueError
 
 GLOO = "gloo"
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# Of variables by which JAX or a script finds others: Slurm, Open MPI, MPICH, several slices.
+_OF_CLUSTERS = ("SLURM_", "OMPI_", "PMI_", "JAX_COORDINATOR_", "MEGASCALE_")
 
 
 def _timeout() -> datetime.timedelta:
@@ -115,3 +117,20 @@ def name_the_only_process(*, port: int) -> None:
     only = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}
     os.environ.update({name: str(value) for name, value in only.items()})
     os.environ["MASTER_PORT"] = str(port)
+
+
+def name_a_process_that_is_surely_alone() -> None:
+    """Does what `name_the_only_process` does, with a free port, where no other host can be.
+
+    Clients read the variables before the devices start, which would find the other hosts. So this
+    is for devices that PJRT_DEVICE pretends on the CPU, and for a TPU host whose variables say that
+    it has no others; never beside a variable of a launcher, or of a cluster that JAX detects.
+    """
+    told = os.environ
+    if any(name in told for name in (*_VARIABLES, "LOCAL_RANK")):
+        return
+    if any(name.startswith(_OF_CLUSTERS) for name in told):
+        return
+    hosts = told.get("TPU_WORKER_HOSTNAMES", "")
+    if told.get("PJRT_DEVICE") == "CPU" or (hosts and "," not in hosts):
+        name_the_only_process(port=free_port())

@@ -19,6 +19,7 @@ from spmdzero.backend.hosts._launched import (
     free_port,
     has_peers,
     join_launched,
+    name_a_process_that_is_surely_alone,
 )
 from spmdzero.backend.hosts._meeting import meeting
 from spmdzero.backend.hosts._watch import STATUS
@@ -37,6 +38,7 @@ __all__ = [
     "gather_on_first",
     "is_alone",
     "join",
+    "name_a_process_that_is_surely_alone",
     "name_newest",
     "new_group",
     "note_joint",
