@@ -267,7 +267,7 @@ COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
 
 
 @pytest.mark.parametrize("build", COPIES.values(), ids=COPIES)
-def test_a_copy_of_a_module_from_the_context_has_its_values_and_trains(
+def test_a_copy_of_a_module_from_the_context_has_its_values_and_follows_writes(
     build: Callable[[nn.Module], nn.Module],
 ) -> None:
     ours, plain = _two(build)
@@ -296,7 +296,10 @@ def test_a_copy_rests_as_shards_in_an_engine() -> None:
 AUTO = "auto"
 # transformers' own ds_config_zero3.json, which its documentation hands to everyone.
 TRANSFORMERS: dict[str, Any] = {
-    "fp16": {"enabled": AUTO, "loss_scale": 0, "initial_scale_power": 16},
+    "fp16": {
+        "enabled": AUTO, "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16,
+        "hysteresis": 2, "min_loss_scale": 1,
+    },
     "bf16": {"enabled": AUTO},
     "optimizer": {
         "type": "AdamW",
@@ -307,7 +310,10 @@ TRANSFORMERS: dict[str, Any] = {
         "params": {"warmup_min_lr": AUTO, "warmup_max_lr": AUTO, "warmup_num_steps": AUTO},
     },
     "zero_optimization": {
-        "stage": 3, "overlap_comm": True, "contiguous_gradients": True, "sub_group_size": 1e9,
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        "offload_param": {"device": "cpu", "pin_memory": True},
+        "overlap_comm": True, "contiguous_gradients": True, "sub_group_size": 1e9,
         "reduce_bucket_size": AUTO, "stage3_prefetch_bucket_size": AUTO,
         "stage3_param_persistence_threshold": AUTO, "stage3_max_live_parameters": 1e9,
         "stage3_max_reuse_distance": 1e9, "stage3_gather_16bit_weights_on_model_save": True,
