@@ -52,7 +52,7 @@ of_torch = functools.cache(by_torch)
 def assert_as_torch(
     way: str, accumulation: int, config: dict[str, Any], *, model: Towers, norm: bool = False
 ) -> None:
-    close = CLOSE_BF16 if "bf16" in config else CLOSE
+    close: dict[str, Any] = CLOSE_BF16 if "bf16" in config else CLOSE
     losses, state = by_engine(DEVICES, way, accumulation, model=model, config=config)
     expected, theirs = of_torch(DEVICES, accumulation, norm=norm)
     np.testing.assert_allclose(losses, expected, **close)
