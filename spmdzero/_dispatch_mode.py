@@ -50,6 +50,7 @@ def composed(func: Any) -> Callable[..., Any] | None:
     if not isinstance(func, torch._ops.OpOverload):
         return None
     has = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, func.name())
-    if not has(_COMPOSED.name) or has("CPU"):
+    # torch_xla has kernels of its own for some of them, as for linear, which autograd lets through.
+    if not has(_COMPOSED.name) or has("CPU") or has("XLA"):
         return None
     return functools.partial(func._op_dk, _COMPOSED)
