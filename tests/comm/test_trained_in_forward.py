@@ -13,8 +13,10 @@ import spmdzero
 from spmdzero.backend import current
 from tests.comm.trained_in_forward import MICRO, WIDTH, Towers, batches, by_engine, by_torch
 
+pytestmark = pytest.mark.skipif(
+    not current().world_of_devices, reason="with torch_xla the world in a forward is the hosts"
+)
 DEVICES = 8
-ON_JAX = pytest.mark.skipif(current().name != "jax", reason="torch_xla has no gradients")
 # Five steps of fp32 sums in another order; bf16 has 8 bits of each number.
 CLOSE, CLOSE_BF16 = {"rtol": 2e-4, "atol": 2e-5}, {"rtol": 0.05, "atol": 0.03}
 EVERY = {"stage3_param_persistence_threshold": 0}
@@ -63,13 +65,11 @@ def assert_as_torch(
         np.testing.assert_allclose(state[name].float(), value, err_msg=name, **close)
 
 
-@ON_JAX
 @pytest.mark.parametrize("name", ROWS)
 def test_steps_are_those_of_torch_on_the_whole_batch(name: str) -> None:
     assert_as_torch(*(QUICK | ALL)[name], model=Towers(whole=False))
 
 
-@ON_JAX
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["train_batch", "calls"])
 @pytest.mark.parametrize("kind", ["reentrant", "other"])
@@ -77,7 +77,6 @@ def test_a_checkpoint_around_the_gather(kind: str, way: str) -> None:
     assert_as_torch(way, 1, stage(2), model=Towers(whole=False, checkpointed=kind))
 
 
-@ON_JAX
 @pytest.mark.parametrize(
     "config",
     [
@@ -92,7 +91,6 @@ def test_sync_batch_norm_has_the_statistics_of_all_rows(config: dict[str, Any]) 
     assert_as_torch("train_batch", 1, config, model=model, norm=True)
 
 
-@ON_JAX
 @pytest.mark.parametrize("forward", ["checkpointed", "reading"])
 def test_a_plain_backward_that_runs_python_is_refused(forward: str) -> None:
     def ask(x: torch.Tensor) -> torch.Tensor:
@@ -166,15 +164,6 @@ def test_a_dtensor_over_hosts_is_refused_with_the_line() -> None:
     assert "test_trained_in_forward.py:" in str(refused.value)
 
 
-@pytest.mark.torch_xla_only
-def test_sync_batch_norm_is_refused_on_torch_xla() -> None:
-    model = nn.SyncBatchNorm.convert_sync_batchnorm(Towers(whole=False, norm=True))
-    model.loss = lambda one, other: model.norm(one).sum()  # type: ignore[method-assign]
-    with pytest.raises(spmdzero.ReplicaRegionError, match='"backend": "jax"'):
-        engine_of(model)(*batches(DEVICES, 1)[0])
-
-
-@ON_JAX
 @pytest.mark.parametrize("axis", ["sequence", "tensor"])
 def test_a_mesh_whose_devices_share_rows_is_refused(axis: str) -> None:
     mesh = {"mesh": {"fsdp": -1, axis: 2}}
@@ -186,7 +175,6 @@ def test_a_mesh_whose_devices_share_rows_is_refused(axis: str) -> None:
         engine(x)
 
 
-@ON_JAX
 def test_the_audit_finds_nothing_stray_in_the_gathers() -> None:
     report = spmdzero.audit(engine_of(Towers(whole=False), **stage(2)), batches(DEVICES, 1))
     assert not [found for found in report.findings if "activation" in found.name]

@@ -54,6 +54,8 @@ class Backend:
         repeats: starts known programs again; None for a backend that records each step.
         views_in_inference_mode: whether a tensor made outside of `torch.inference_mode` can be
             viewed in it, as a linear layer does with its weight.
+        world_of_devices: whether torch.distributed's world is the replicas in a forward; else it is
+            the hosts there too.
         device_memory: the devices' memory; None for a backend that can't tell what a program takes.
     """
 
@@ -77,4 +79,5 @@ class Backend:
     host_memory: HostMemory | None = None
     repeats: Repeats | None = None
     views_in_inference_mode: bool = True
+    world_of_devices: bool = True
     device_memory: DeviceMemory | None = None

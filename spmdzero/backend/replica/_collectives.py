@@ -70,6 +70,10 @@ class RowCollectives:
         _thread.inside.pop()
         if kind is None:
             self._rank.finish()
+        if not self.used:
+            # Python's collector would else decide how long it lives, as this object is in a circle,
+            # and torch_xla compiles another program for each set of tensors that are alive.
+            self._replica = None
 
     def error(self, message: str) -> ReplicaRegionError:
         """The error about a call of the user's line."""

@@ -9,7 +9,7 @@ from torch import nn
 from torch.func import functional_call
 
 from spmdzero._user_line import user_line
-from spmdzero.backend._current import arrays
+from spmdzero.backend._current import arrays, current
 from spmdzero.backend._interrupts import let_in
 from spmdzero.backend._uploads import same_on_hosts
 from spmdzero.backend.forms._tree import Batch, map_tensors
@@ -165,9 +165,10 @@ class GlobalForward:
                     hooks.callback(after.remove)
             hooks.enter_context(self._around.global_forward())
             hooks.enter_context(same_on_hosts())
-            # One program sees all rows, and is a world of its own.
-            rows = RowCollectives(mesh=self._mesh, replica=None, line=user_line, whole=True)
-            hooks.enter_context(collectives_over(rows))
+            if current().world_of_devices:
+                # One program sees all rows, and is a world of its own.
+                rows = RowCollectives(mesh=self._mesh, replica=None, line=user_line, whole=True)
+                hooks.enter_context(collectives_over(rows))
             with let_in():
                 return module(*args, **kwargs)
 

@@ -18,7 +18,6 @@ from torch import nn
 from torch.distributed import _functional_collectives, device_mesh
 from torch.distributed.nn import functional
 
-from spmdzero.backend._current import current
 from spmdzero.backend.replica._collectives import RowCollectives, rows_here
 from spmdzero.backend.replica._differentiable import (
     DIFFERENTIABLE,
@@ -175,11 +174,6 @@ class _Function:
         groups = [arg for arg in args if isinstance(arg, _GROUP)]
         if not all(map(_has_all_hosts, groups)):
             raise _of_hosts(rows, self.name.strip("_"))
-        if current().name != "jax":
-            raise rows.error(
-                f"torch.distributed.nn's {self.name.strip('_')} in a forward: the backend "
-                f'{current().name} has no gradients through it. Write "spmd": {{"backend": "jax"}}'
-            )
         return self.answer(rows, *(arg for arg in args if arg is not None and arg not in groups))
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils.stateless import _reparametrize_module
 
 from spmdzero._logging import log_once
-from spmdzero.backend._current import arrays, runtime
+from spmdzero.backend._current import arrays, current, runtime
 from spmdzero.backend._interrupts import let_in
 from spmdzero.backend.forms._indices import INDICES, IndexSites, RegionIndices, first_flag
 from spmdzero.backend.forms._own_rows import local_replicas
@@ -323,6 +323,9 @@ class ReplicaRegion:
     @contextlib.contextmanager
     def _collectives(self, dispatch: RegionDispatch, *, alone: bool) -> Iterator[None]:
         self._alone = alone
+        if not current().world_of_devices:
+            yield
+            return
         rows = RowCollectives(
             mesh=self._mesh, replica=dispatch.random.replica, line=dispatch.line, alone=alone
         )

@@ -6,7 +6,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from spmdzero.backend._current import current
 from spmdzero.backend.replica._collectives import RowCollectives
 from spmdzero.backend.replica._differentiable import summed
 
@@ -33,11 +32,6 @@ def sync_batch_norm(rows: RowCollectives, norm: Any, x: torch.Tensor) -> torch.T
     # In evaluation torch doesn't ask the other ranks either.
     if not norm.training or rows.size == 1:
         return F.batch_norm(x, mean, variance, norm.weight, norm.bias, own_rows, factor, norm.eps)
-    if current().name != "jax":
-        raise rows.error(
-            f"{type(norm).__name__} in training: the backend {current().name} has no gradients "
-            'through its sums over devices. Write "spmd": {"backend": "jax"}, or use BatchNorm'
-        )
     return _over_all_rows(rows, norm, x, factor)
 
 

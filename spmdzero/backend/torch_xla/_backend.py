@@ -39,4 +39,6 @@ TORCH_XLA = Backend(
     recomputed=recomputed,
     recomputed_from_host=recomputed_from_host,
     views_in_inference_mode=False,
+    # With the mode that follows ranks, torch_xla traces another graph at each step.
+    world_of_devices=False,
 )
