@@ -44,7 +44,7 @@ def refused(match: str, *, model: Any = None, **more: Any) -> Exception:
 CONFIGS: dict[str, dict[str, Any]] = {
     r"33.*2.*8": {"train_batch_size": 33},
     r"no such ZeRO stage": {"zero_optimization": {"stage": 4}},
-    "zero_optimization.offload_optimizer.device.*a disk": {
+    "zero_optimization.offload_optimizer.device.*NVMe": {
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}
     },
     "check_grad_overflow": {"bf16": {"check_grad_overflw": True}},
