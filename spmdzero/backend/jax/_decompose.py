@@ -1,17 +1,15 @@
 """Operations that torch composes of others, which are recorded in their place."""
 
 import functools
-import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch._decomp import core_aten_decompositions
 
+from spmdzero._torch_xla import torch_xla_is_kept_out
 from spmdzero._user_line import user_line
 from spmdzero.errors import ReplicaRegionError, SpmdZeroRuntimeError
-
-_OTHER = "torch_xla"
 
 # The key of torch's kernels that do a list's operation tensor by tensor.
 _ONE_BY_ONE = torch._C.DispatchKey.CompositeExplicitAutograd
@@ -62,7 +60,7 @@ def decomposed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @functools.cache
 def instead() -> str:
     """What to do in the place of an operation that this backend can't compute."""
-    other = ', or set "spmd": {"backend": "torch_xla"}' if importlib.util.find_spec(_OTHER) else ""
+    other = ', or set "spmd": {"backend": "torch_xla"}' if torch_xla_is_kept_out() else ""
     return f"Write it with other operations{other}"
 
 

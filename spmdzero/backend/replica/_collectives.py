@@ -71,9 +71,9 @@ class RowCollectives:
         if kind is None:
             self._rank.finish()
         if not self.used:
-            # Python's collector would else decide how long it lives, as this object is in a circle,
-            # and torch_xla compiles another program for each set of tensors that are alive.
-            self._replica = None
+            # Without this circle it goes now, with what the pass has noted. Python's collector would
+            # else decide when, and what is alive then would be results of a step's program.
+            del self._rank
 
     def error(self, message: str) -> ReplicaRegionError:
         """The error about a call of the user's line."""
