@@ -71,8 +71,8 @@ class RowCollectives:
         if kind is None:
             self._rank.finish()
         if not self.used:
-            # Without this circle it goes now, with what the pass has noted. Python's collector would
-            # else decide when, and what is alive then would be results of a step's program.
+            # Without this circle it goes now, with what the pass has noted. Python's collector
+            # would else decide when, and what is alive then is a result of a step's program.
             del self._rank
 
     def error(self, message: str) -> ReplicaRegionError:
