@@ -60,12 +60,12 @@ BY_GENERATOR: dict[str, Draw] = {
         [whole := torch.zeros(2, 20, device=d), whole[1].uniform_(generator=g)[None], whole]
     ),
     "random_": lambda d, g: torch.zeros(4, device=d).random_(9, generator=g),
-    "exponential_": lambda d, g: torch.zeros(4, device=d).exponential_(generator=g),
     "init": lambda d, g: torch.nn.init.uniform_(torch.empty(4, 4, device=d), generator=g),
 }
 # torch_xla's tensors have no strides, and it has no kernels of the others.
 BY_GENERATOR_ON_JAX: dict[str, Draw] = {
     "normal_ of a turned one": lambda d, g: torch.zeros(3, 4, device=d).t().normal_(generator=g),
+    "exponential_": lambda d, g: torch.zeros(4, device=d).exponential_(generator=g),
     "log_normal_": lambda d, g: torch.zeros(4, device=d).log_normal_(generator=g),
     "poisson": lambda d, g: torch.poisson(torch.full((9,), 4.0, device=d), generator=g),
 }
