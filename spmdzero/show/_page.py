@@ -24,7 +24,7 @@ _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 75em; margin: 2em auto; padding: 0 1em; }
 /* A shadow where a wide table goes on; at its end the page's colour covers the shadow. */
-.spmdzero-wide {
+div:has(> table) {
   background:
     linear-gradient(to right, Canvas 40%, transparent) left / 2.5em 100% local,
     linear-gradient(to left, Canvas 40%, transparent) right / 2.5em 100% local,
@@ -202,7 +202,7 @@ class Table:
             for index, row in enumerate(self.rows)
         ]
         return (
-            '<div class="spmdzero-wide" style="overflow-x:auto;margin:.8em 0 .4em">'
+            '<div style="overflow-x:auto;margin:.8em 0 .4em">'
             '<table style="border-collapse:collapse;background:transparent;color:inherit">'
             '<caption style="text-align:left;color:inherit">'
             f"{escape(self.title)}</caption>"
