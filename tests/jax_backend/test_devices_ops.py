@@ -172,9 +172,9 @@ def test_an_operation_without_an_entry_and_its_line_are_named_once(
 ) -> None:
     config = {"train_micro_batch_size_per_gpu": 1}
     engine, *_ = spmdzero.initialize(model=_Airy(), config=config)
-    for other, fix in (("torch", 'operations, or set "spmd": {"backend": "torch_xla"}'),
-                       ("no_such_package", "Write it with other operations")):  # fmt: skip
-        monkeypatch.setattr(_decompose, "_OTHER", other)
+    for installed, fix in ((True, 'operations, or set "spmd": {"backend": "torch_xla"}'),
+                           (False, "Write it with other operations")):  # fmt: skip
+        monkeypatch.setattr(_decompose, "torch_xla_is_kept_out", lambda found=installed: found)
         _decompose.instead.cache_clear()
         with pytest.raises(spmdzero.ReplicaRegionError) as caught:
             engine(torch.ones(8, 4))
