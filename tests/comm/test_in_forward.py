@@ -126,3 +126,14 @@ def test_the_audit_names_a_world_size_of_hosts() -> None:
     report = spmdzero.audit(engine_of(lambda x: x), [torch.randn(8, 4)])
     (found,) = [f for f in report.findings if f.name == "world-size-of-hosts"]
     assert "'world_size'" in found.subject
+
+
+def test_a_gather_outside_of_the_forward_has_the_hosts_gradient() -> None:
+    engine = engine_of(lambda x: x)
+    loss = engine(torch.randn(8, 4))
+    (gathered_loss,) = torch.distributed.nn.functional.all_gather(loss)
+    total = torch.distributed.nn.functional.all_reduce(gathered_loss * 3)
+    # One host: the backward of both leaves the gradient as it is, though it runs with the model's.
+    engine.backward(total)
+    layer = engine.module.layer.bias
+    torch.testing.assert_close(layer.grad.cpu(), torch.full((4,), 3.0))

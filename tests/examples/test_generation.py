@@ -37,13 +37,15 @@ def prompts(count: int) -> list[list[int]]:
     return [list(range(1, 2 + row % 3)) for row in range(count)]
 
 
-def test_the_demo_compiles_nothing_after_its_first_token(demo: ModuleType, mesh: Mesh) -> None:
+def test_the_demo_compiles_nothing_after_its_second_token(demo: ModuleType, mesh: Mesh) -> None:
     config = {"train_micro_batch_size_per_gpu": 1}
     engine, *_ = spmdzero.initialize(model=small_model(demo), config=config)
     columns = demo.generate(engine, prompts(mesh.size), window=WINDOW, count=8)
-    first = next(columns)
+    # torch_xla computes what is read: whether the first call's indices were in range, which nobody
+    # has read, is started by the second call, as a program of its own.
+    first = [next(columns), next(columns)]
     compiled, _ = counters.compiled()
-    written = torch.stack([first, *columns], dim=1)
+    written = torch.stack([*first, *columns], dim=1)
     assert written.shape == (mesh.size, 8)
     assert counters.compiled()[0] == compiled
 

@@ -4,9 +4,10 @@ A rank of DeepSpeed's has a device's rows, so what a model's Python hands to its
 replicas hand each other here. The size of the group is their number, and the rank differs on each.
 """
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -204,7 +205,7 @@ class RowCollectives:
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.inside: list[RowCollectives] = []
+        self.inside: list[RowCollectives | None] = []
 
 
 _thread = _Thread()
@@ -212,13 +213,23 @@ _thread = _Thread()
 
 def rows_here() -> RowCollectives | None:
     """The collectives of this thread's pass through a region; None outside."""
-    if not _thread.inside:
+    rows = _thread.inside[-1] if _thread.inside else None
+    if rows is None:
         return None
-    rows = _thread.inside[-1]
     if rows.whole:
         return None if runtime.process_count() > 1 and _asked_by_hosts() else rows
     # Where spmdzero itself reads there is no reader, and it asks the other hosts.
     return rows if current_reader() is not None else None
+
+
+@contextlib.contextmanager
+def outside() -> Iterator[None]:
+    """Context in which this thread isn't inside of a region."""
+    _thread.inside.append(None)
+    try:
+        yield
+    finally:
+        _thread.inside.pop()
 
 
 def _asked_by_hosts() -> bool:

@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed import _functional_collectives, device_mesh
 from torch.distributed.nn import functional
 
-from spmdzero.backend.replica._collectives import RowCollectives, rows_here
+from spmdzero.backend.replica._collectives import RowCollectives, outside, rows_here
 from spmdzero.backend.replica._differentiable import (
     DIFFERENTIABLE,
     operation_of,
@@ -148,7 +148,14 @@ def _of_hosts(rows: RowCollectives, name: str) -> Exception:
 
 def _has_all_hosts(group: Any) -> bool:
     world = dist.group.WORLD
-    return group is world or _sizes["size"](group) == _sizes["size"](world)
+    return group is world or (
+        not _answers_itself(group) and (_sizes["size"](group) == _sizes["size"](world))
+    )
+
+
+def _answers_itself(group: Any) -> bool:
+    """Whether a class of Python's is the group, whose members aren't hosts."""
+    return type(group) is not _GROUP
 
 
 def _finished() -> Any:
@@ -172,9 +179,22 @@ class _Function:
         if rows is None:
             return self.original.apply(*args)
         groups = [arg for arg in args if isinstance(arg, _GROUP)]
+        if any(map(_answers_itself, groups)):
+            return self.original.apply(*args)
         if not all(map(_has_all_hosts, groups)):
             raise _of_hosts(rows, self.name.strip("_"))
         return self.answer(rows, *(arg for arg in args if arg is not None and arg not in groups))
+
+
+def _backward_outside(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The backward of what was computed outside of a forward, also where a forward's runs."""
+
+    @functools.wraps(original)
+    def backward(*args: Any) -> Any:
+        with outside():
+            return original(*args)
+
+    return backward
 
 
 def _size(self: Any) -> Any:
@@ -251,7 +271,10 @@ def _enter() -> None:
                 changed[_GROUP, name] = _answering(name, getattr(_GROUP, name))
         for name, answer in DIFFERENTIABLE.items():
             if hasattr(functional, name):
-                changed[functional, name] = _Function(name, getattr(functional, name), answer)
+                original = getattr(functional, name)
+                changed[functional, name] = _Function(name, original, answer)
+                # In a forward its nodes aren't torch's.
+                changed[original, "backward"] = staticmethod(_backward_outside(original.backward))
         changed[nn.SyncBatchNorm, "forward"] = _norm_of_all
         for owner, name, shown in _OF_MESHES:
             if hasattr(owner, name):
