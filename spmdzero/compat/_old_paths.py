@@ -44,7 +44,6 @@ _NOT_THEIRS = ("refusals", "store", "xla")
 # Folders of spmdzero that have DeepSpeed's names.
 _ITS_OWN = ("monitor", "profiling")
 _CONTEXTS = "GatheredParameters register_external_parameter"
-_KINDS = "ZeroParamStatus ZeroParamType"
 _ESTIMATES = (
     "estimate_zero2_model_states_mem_needs_all_cold estimate_zero2_model_states_mem_needs_all_live"
 )
@@ -79,9 +78,10 @@ _MADE: dict[str, dict[str, str]] = {
     "runtime.zero.partition_parameters": {
         "compat.accelerator": "get_accelerator",
         "compat.zero_contexts": (
-            f"{_CONTEXTS} {_KINDS} is_zero_param unregister_external_parameter"
+            f"{_CONTEXTS} ZeroParamType is_zero_param unregister_external_parameter"
         ),
         "compat.zero_init": "Init",
+        "engine": "ZeroParamStatus",
     },
     "runtime.zero.utils": {"compat.zero_contexts": "is_zero_param"},
     "runtime.zero.stage_1_and_2": {
@@ -111,8 +111,9 @@ _MADE: dict[str, dict[str, str]] = {
     },
     "utils.nvtx": {"compat.helpers": "instrument_w_nvtx"},
     "zero": {
-        "compat.zero_contexts": f"{_CONTEXTS} {_KINDS} unwrap_model_for_generation",
+        "compat.zero_contexts": f"{_CONTEXTS} ZeroParamType unwrap_model_for_generation",
         "compat.zero_init": "DeepSpeedTensorOverride Init",
+        "engine": "ZeroParamStatus",
         "compat.zero_estimate": _ESTIMATES,
         "plan": "estimate_zero2_model_states_mem_needs",
     },

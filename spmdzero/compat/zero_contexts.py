@@ -28,14 +28,6 @@ class ZeroParamType(enum.Enum):
     REMOTE = 3
 
 
-class ZeroParamStatus(enum.Enum):
-    """DeepSpeed's states of a parameter; here each parameter is always AVAILABLE."""
-
-    AVAILABLE = 1
-    NOT_AVAILABLE = 2
-    INFLIGHT = 3
-
-
 class GatheredParameters(contextlib.AbstractContextManager[None, None]):
     """Copies values written inside the context to the fp32 masters; reads don't need it.
 

@@ -3,6 +3,7 @@
 from spmdzero.data._loader import ZeroDataLoader
 from spmdzero.data._sampler import ReplicaBatchSampler
 from spmdzero.engine._captured import CapturedSteps
+from spmdzero.engine._ds_attributes import ZeroParamStatus
 from spmdzero.engine._engine import Engine
 from spmdzero.engine._folded import FoldedCalls
 from spmdzero.engine._initialize import initialize
@@ -28,6 +29,7 @@ __all__ = [
     "StepGraph",
     "ZeroDataLoader",
     "ZeroOptimizer",
+    "ZeroParamStatus",
     "ZeroParameter",
     "ask_for_size",
     "changed_calls",

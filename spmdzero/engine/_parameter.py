@@ -19,6 +19,7 @@ from spmdzero.backend import (
     undistributed,
 )
 from spmdzero.engine._accumulation import Accumulation
+from spmdzero.engine._ds_attributes import PARTITION, DsAttributes, mark_partitioned
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import Layout
 from spmdzero.state._live_state import Held
@@ -178,8 +179,8 @@ class TrainedParameter:
             return undistributed(value.detach()).to(runtime.device())
 
 
-class ZeroParameter(nn.Parameter):
-    """A parameter that an engine trains.
+class ZeroParameter(DsAttributes, nn.Parameter):
+    """A parameter that an engine trains, or keeps frozen at stage 3.
 
     Gradients never reach `torch.Tensor.grad` here: they leave the replica region for sharded or
     partial accumulators. `grad` gathers them only when it is read.
@@ -211,18 +212,19 @@ class ZeroParameter(nn.Parameter):
             duplicate = nn.Parameter(self.detach().clone(), self.requires_grad)
             own = arrays.attributes(self)
             duplicate.__dict__.update(
-                {k: copy.deepcopy(v, memo) for k, v in own.items() if k != _OWNER}
+                {k: copy.deepcopy(v, memo) for k, v in own.items() if k not in _LINKS}
             )
             memo[id(self)] = duplicate
         return cast(nn.Parameter, memo[id(self)])
 
     def __reduce_ex__(self, proto: Any) -> Any:
         plain = nn.Parameter(self.detach(), self.requires_grad)
-        plain.__dict__.update({k: v for k, v in arrays.attributes(self).items() if k != _OWNER})
+        plain.__dict__.update({k: v for k, v in arrays.attributes(self).items() if k not in _LINKS})
         return plain.__reduce_ex__(proto)
 
 
 _OWNER = "_spmdzero_owner"
+_LINKS = (_OWNER, PARTITION)
 
 
 @functools.cache
@@ -236,14 +238,18 @@ def _zero_class(own: type) -> type:
 
 
 def adopt_parameters(training: Training, accumulation: Accumulation) -> None:
-    """Makes the gradients of trained parameters readable as their `grad`."""
+    """Makes the gradients of trained parameters readable as their `grad`, and sets `ds_*`."""
     # A parameter must not keep an engine alive.
     owner = weakref.ref(training), weakref.ref(accumulation)
+    plan = training.plan
     for name, parameter in training.state.parameters.items():
-        if training.plan[name].trainable:
-            if type(parameter) is arrays.PARAMETER:
-                parameter.__class__ = _zero_class(type(parameter))
+        trainable, parts = plan[name].trainable, plan.stage == 3
+        if (trainable or parts) and type(parameter) is arrays.PARAMETER:
+            parameter.__class__ = _zero_class(type(parameter))
+        if trainable:
             setattr(parameter, _OWNER, (name, *owner))
+        if parts:
+            mark_partitioned(parameter, plan.at_rest(f"parameter/{name}").local)
 
 
 def release(module: nn.Module) -> None:
@@ -251,7 +257,7 @@ def release(module: nn.Module) -> None:
 
     Its engine can't go on. A module on the CPU stays as it is.
     """
-    take_off_devices(module, without=_OWNER)
+    take_off_devices(module, without=_LINKS)
 
 
 def trained_parameter(parameter: torch.Tensor) -> TrainedParameter | None:

@@ -1,6 +1,6 @@
 """Moves the user's module to the devices and off them, in place."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import nn
@@ -82,14 +82,14 @@ def move_module(
     return renewed
 
 
-def take_off_devices(module: nn.Module, *, without: str) -> None:
+def take_off_devices(module: nn.Module, *, without: Collection[str]) -> None:
     """Moves parameters and buffers to the CPU, for plain torch, without their engine.
 
     Parameters stay the same objects, with the exception that `move_module` names.
 
     Args:
         module: the module of an engine.
-        without: the attribute that links a parameter to its engine, which is dropped.
+        without: the attributes that link a parameter to its engine, which are dropped.
     """
     renewed: Moved = {}
     for tensor in [tensor for tensor in aliases(module) if arrays.is_mine(tensor)]:
@@ -97,7 +97,7 @@ def take_off_devices(module: nn.Module, *, without: str) -> None:
         if isinstance(tensor, nn.Parameter):
             plain = nn.Parameter(plain, requires_grad=tensor.requires_grad)
         own = arrays.attributes(tensor)
-        plain.__dict__.update({k: v for k, v in own.items() if k != without})
+        plain.__dict__.update({k: v for k, v in own.items() if k not in without})
         if not exchange(tensor, plain):
             renewed[tensor] = plain
     _replace(module, renewed)

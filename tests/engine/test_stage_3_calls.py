@@ -1,6 +1,8 @@
 """DeepSpeed's calls at stage 3: parameters that rest as shards are read and written whole."""
 
+import copy
 import logging
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -344,3 +346,32 @@ def test_a_parameter_says_whether_it_rests_as_shards() -> None:
     assert not is_zero_param(engine.module.get_parameter("blocks.0.norm.weight"))
     assert not is_zero_param(model().get_parameter(WEIGHT))
     assert not is_zero_param(start(zero_optimization={"stage": 2}).module.get_parameter(WEIGHT))
+
+
+def test_a_parameter_has_deepspeeds_attributes_where_an_engine_of_stage_3_has_it() -> None:
+    def named(module: nn.Module) -> set[str]:
+        return {name for name, p in module.named_parameters() if hasattr(p, "ds_id")}
+
+    plain = model()
+    frozen = plain.get_parameter("blocks.1.up.weight").requires_grad_(False)
+    engine = start(plain, zero_optimization=ALL | {"stage3_param_persistence_threshold": 100})
+    parameters: dict[str, Any] = dict(engine.module.named_parameters())
+    assert named(engine.module) == parameters.keys()
+    assert len({p.ds_id for p in parameters.values()}) == len(parameters)
+    available = partition_parameters.ZeroParamStatus.AVAILABLE
+    for name, parameter in parameters.items():
+        assert (parameter.ds_numel, parameter.ds_shape) == (parameter.numel(), parameter.shape)
+        assert parameter.ds_status is available
+        (kept, *_) = spmdzero.local_shards(parameter)
+        assert parameter.partition_numel() == kept.numel(), name
+        with pytest.raises(AttributeError, match="local_shards"):
+            _ = parameter.ds_tensor
+    assert parameters[WEIGHT].partition_numel() == parameters[WEIGHT].ds_numel / engine.mesh.size
+    assert frozen is parameters["blocks.1.up.weight"]
+
+    # Copies, and the module without its engine, are plain.
+    assert named(copy.deepcopy(engine.module)) == set()
+    assert not hasattr(pickle.loads(pickle.dumps(frozen)), "ds_id")
+    spmdzero.engine.release(engine.module)
+    assert named(engine.module) == named(start(zero_optimization={"stage": 2}).module) == set()
+    assert named(model()) == set()

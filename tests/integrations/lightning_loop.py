@@ -19,6 +19,7 @@ spmdzero.integrations.install()
 # ruff: noqa: E402
 import lightning
 import torch
+from lightning.pytorch.callbacks import ModelSummary
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
@@ -54,6 +55,7 @@ DEFAULTS: dict[str, Any] = {
     "evaluates_first": False,
     # What the Trainer is told; the processes are as many as there are.
     "hosts": 1,
+    "summary": False,
 }
 
 
@@ -127,7 +129,10 @@ class Watch(lightning.Callback):
         self.order, self.norm = order, 0.0
         self.seen: dict[str, list[Any]] = {
             name: []
-            for name in (*("losses", "logged", "norms", "lr", "validated", "compiled", "in parts"),)
+            for name in (
+                *("losses", "logged", "norms", "lr", "validated", "compiled", "in parts"),
+                "summary",
+            )
         }
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
@@ -141,6 +146,10 @@ class Watch(lightning.Callback):
             matrices = [p for p in module.parameters() if p.dim() > 1]
             parts = sum(arrays.is_split(p) for p in matrices)
             self.seen["in parts"].append(parts / len(matrices))
+
+    def on_fit_start(self, trainer: Any, module: Any) -> None:
+        summaries = [c for c in trainer.callbacks if isinstance(c, ModelSummary)]
+        self.seen["summary"] = [c._summary(trainer, module).total_parameters for c in summaries]
 
     def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
         grads = [p.grad for p in module.parameters() if p.grad is not None]
@@ -190,7 +199,7 @@ def run(role: str, order: dict[str, Any]) -> dict[str, Any]:
         precision=order["precision"], val_check_interval=order["validate_every"],
         limit_val_batches=1.0 if order["validate_every"] else 0, num_sanity_val_steps=0,
         callbacks=[watch], logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_nodes=order["hosts"],
+        enable_model_summary=order["summary"], num_nodes=order["hosts"],
     )  # fmt: skip
     found: dict[str, Any] = {}
     if order["evaluates_first"]:
@@ -205,6 +214,7 @@ def run(role: str, order: dict[str, Any]) -> dict[str, Any]:
         engine = trainer.strategy.deepspeed_engine
         seen["folding"] = [engine.folding.folded, engine.folding.traced]
         seen["rows"] = engine.train_micro_batch_size_per_gpu() * engine.mesh.size
+        seen["parameters"] = sum(p.numel() for p in module.parameters())
         seen["dtype"] = str(next(module.parameters()).dtype)
         seen["enabled"] = [engine.spmd_config.bf16.enabled, engine.spmd_config.fp16.enabled]
     return seen

@@ -118,11 +118,13 @@ def test_lightning_trains_evaluates_and_resumes_at_stage_3(tmp_path: Path) -> No
 
 
 def test_lightnings_own_stage_3_is_taken_by_its_number() -> None:
-    order = {"steps": 2, "stage": 3}
+    order = {"steps": 2, "stage": 3, "summary": True}
     (seen,) = test_lightning.loop("spmdzero", [order], devices=8)["spmdzero"]
     assert len(seen["losses"]) == 2
     # Each of its matrices is below DeepSpeed's threshold of 100,000 elements.
     assert seen["in parts"] == [0]
+    # Lightning's summary, which it prints by default, asks parameters for DeepSpeed's attributes.
+    assert seen["summary"] == [seen["parameters"]]
 
 
 def test_lightnings_own_checkpoint_is_loaded_into_shards(tmp_path: Path) -> None:

@@ -48,8 +48,9 @@ What differs although the name is the same:
 - A parameter has its whole shape at every stage, in `zero.Init` too, which at stage 3 moves it to
   the devices while the model is built; what computes with it there gets it on the host.
   `zero.GatheredParameters` gathers nothing of an engine's: what was written with a `modifier_rank`
-  becomes the masters. At stage 3 a parameter has no `ds_id` and no `ds_status`; `is_zero_param`
-  says whether it rests as shards.
+  becomes the masters. An engine's parameter has `ds_id`, `ds_numel`, `ds_shape`, `ds_status`,
+  which is always AVAILABLE, and `partition_numel()` at stage 3, but no `ds_tensor`;
+  `is_zero_param` says whether it rests as shards.
 """
 OF_INSTANCES = """\
 What scripts ask of an engine and its optimizer besides:
