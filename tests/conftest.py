@@ -7,8 +7,6 @@ says so, and where nothing but tests/jax_backend is asked for it is JAX, whose t
 import importlib.util
 import os
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -70,17 +68,3 @@ def _nothing_was_logged_yet() -> None:
 def mesh() -> Mesh:
     runtime.start()
     return current().mesh(MeshSpec((("fsdp", 8),)))
-
-
-@pytest.fixture(scope="module")
-def without_clients() -> Iterator[None]:
-    """transformers as it is where no client is installed, which an earlier test may have done.
-
-    Under a client it makes a mask wherever it would read whether one is needed.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        for name, module in list(sys.modules.items()):
-            asked = vars(module).get("is_tracing") if name.startswith("transformers") else None
-            if hasattr(asked, "__wrapped__"):
-                patch.setattr(module, "is_tracing", asked.__wrapped__)
-        yield

@@ -15,7 +15,6 @@ import torch
 
 from spmdzero._after_import import after_import
 from spmdzero._logging import is_new
-from spmdzero.backend import arrays
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._accelerate import ASKED, refuse_late
 from spmdzero.integrations._client_engine import ClientEngine
@@ -86,7 +85,6 @@ def defer_reads() -> None:
     if wrappers is not None:
         _defer_skips(wrappers.DeepSpeedOptimizerWrapper)
         _refuse_idle_step(wrappers.DeepSpeedOptimizerWrapper)
-    _ask_without_reading()
     trainer = sys.modules.get("transformers.trainer")
     if trainer is not None and not isinstance(vars(trainer.Trainer).get(_LOSS), _TrainersLoss):
         _defer_trainers_norm(trainer.Trainer)
@@ -179,25 +177,6 @@ class _StepWasSkipped(property):
             if hold is not None:
                 return hold.stands
         return super().__get__(wrapper, owner)
-
-
-def _ask_without_reading() -> None:
-    utilities = sys.modules.get("transformers.utils.import_utils")
-    before = getattr(utilities, "is_tracing", None)
-    if before is None:
-        return
-
-    @in_place_of(utilities, "is_tracing")
-    def is_tracing(original: Any, tensor: Any = None) -> bool:
-        # Otherwise models read at each forward whether an attention mask hides anything, or whether
-        # ids are padded, which differs per replica. Operations on the devices are traced anyway.
-        return original(tensor) or (isinstance(tensor, torch.Tensor) and arrays.is_mine(tensor))
-
-    now = vars(utilities)["is_tracing"]
-    for name, module in list(sys.modules.items()):
-        # Modules that imported the function have it under its name.
-        if name.startswith("transformers") and vars(module).get("is_tracing") is before:
-            vars(module)["is_tracing"] = now
 
 
 def _defer_trainers_norm(trainer: Any) -> None:

@@ -173,7 +173,6 @@ def test_transformers_models_reach_the_kernels(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("without_clients")
 @pytest.mark.parametrize("masked", [False, True], ids=["no mask", "padding"])
 @pytest.mark.parametrize("name", ["Mistral", "Gemma2", "GptOss"])
 def test_windows_caps_and_sinks_of_transformers_models_are_kernels(

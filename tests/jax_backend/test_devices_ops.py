@@ -175,7 +175,6 @@ def test_an_operation_without_an_entry_and_its_line_are_named_once(
     for installed, fix in ((True, 'operations, or set "spmd": {"backend": "torch_xla"}'),
                            (False, "Write it with other operations")):  # fmt: skip
         monkeypatch.setattr(_decompose, "torch_xla_is_kept_out", lambda found=installed: found)
-        _decompose.instead.cache_clear()
         with pytest.raises(spmdzero.ReplicaRegionError) as caught:
             engine(torch.ones(8, 4))
         said = str(caught.value)

@@ -30,7 +30,6 @@ from tests.jax_backend.test_tensor_axis import (
 )
 from tests.support.processes import run_python
 
-pytestmark = pytest.mark.usefixtures("without_clients")
 MESH = {"fsdp": 4, "sequence": 2}
 HEADS, KV_HEADS, HEAD = 8, 4, WIDTH // 8
 

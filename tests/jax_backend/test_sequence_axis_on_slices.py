@@ -15,10 +15,9 @@ from spmdzero.explain import Topology
 from tests.support.processes import run_python
 
 transformers = pytest.importorskip("transformers")
-pytestmark = [
-    pytest.mark.usefixtures("without_clients"),
-    pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is an extra"),
-]
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu is an extra"
+)
 TPU = "v5e:2x4"
 BLOCKS, WIDTH, LENGTH, ROWS, HEADS, KV_HEADS = 2, 1024, 512, 2, 8, 4
 SCRIPT = """

@@ -12,7 +12,6 @@ from spmdzero.backend import Mesh
 from spmdzero.backend.attention import _call
 from spmdzero.backend.attention._form import Form
 
-pytestmark = pytest.mark.usefixtures("without_clients")
 ROWS, LENGTH, WINDOW = 8, 160, 24
 SHAPE: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
@@ -70,9 +69,7 @@ def forms(monkeypatch: pytest.MonkeyPatch) -> list[Form]:
     return found
 
 
-@pytest.mark.parametrize(
-    "padded", [pytest.param(False, marks=pytest.mark.slow), True], ids=["whole", "padded"]
-)
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize(
     "family",
     [

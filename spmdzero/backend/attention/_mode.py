@@ -18,7 +18,11 @@ from spmdzero.backend._current import current, runtime
 from spmdzero.backend.attention._call import Call, PlainError
 from spmdzero.backend.attention._function import Kernels
 from spmdzero.backend.attention._repeated import Repeated
-from spmdzero.backend.attention._transformers import Masks, with_caps_and_sinks
+from spmdzero.backend.attention._transformers import (
+    Masks,
+    masks_without_reading,
+    with_caps_and_sinks,
+)
 from spmdzero.backend.protocols._region import AttentionCall, AttentionChoice
 from spmdzero.errors import SpmdZeroRuntimeError
 
@@ -68,6 +72,7 @@ class AttentionKernels(TorchFunctionMode):
 
     def __enter__(self) -> Any:
         """Enters the mode."""
+        self._around.enter_context(masks_without_reading())
         if self._active:
             self._around.enter_context(self._masks.noted())
             if self._rows is None:

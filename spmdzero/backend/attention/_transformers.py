@@ -16,7 +16,9 @@ from unittest import mock
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from spmdzero.backend._current import arrays
 from spmdzero.backend.attention._call import Seen
+from spmdzero.backend.replica._readers import current_reader
 
 # Computes attention of query, key, value and mask, by dropout, scale, cap and sinks; None where the
 # model has to.
@@ -101,6 +103,30 @@ def _pattern(function: Any, library: Any) -> tuple[bool, int | None] | None:
 
 def _is_made_by(function: Any, make: Callable[..., Any], argument: Any) -> bool:
     return getattr(function, "__code__", None) is make(argument).__code__
+
+
+@contextlib.contextmanager
+def masks_without_reading() -> Iterator[None]:
+    """Context in which transformers makes a mask wherever it would read whether one is needed.
+
+    It reads whether an attention mask hides anything, or rows hold several texts, at each forward,
+    and replicas may disagree on it. What is the same for all, and at each step, it may read.
+    """
+    library: Any = sys.modules.get("transformers.masking_utils")
+    original = getattr(library, "is_tracing", None)
+    if original is None:
+        yield
+        return
+
+    @functools.wraps(original)
+    def is_tracing(tensor: Any = None) -> bool:
+        if original(tensor) or not (isinstance(tensor, torch.Tensor) and arrays.is_mine(tensor)):
+            return original(tensor)
+        reader = current_reader()
+        return reader is None or not reader.is_fixed(tensor)
+
+    with mock.patch.object(library, "is_tracing", is_tracing):
+        yield
 
 
 @contextlib.contextmanager

@@ -57,9 +57,8 @@ def decomposed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     )
 
 
-@functools.cache
 def instead() -> str:
-    """What to do in the place of an operation that this backend can't compute."""
+    """Says what to do in the place of an operation that this backend can't compute."""
     other = ', or set "spmd": {"backend": "torch_xla"}' if torch_xla_is_kept_out() else ""
     return f"Write it with other operations{other}"
 

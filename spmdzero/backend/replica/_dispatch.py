@@ -51,10 +51,11 @@ class RegionDispatch(DispatchMode):
     Args:
         random: the replicas' random numbers.
         read: maps `[*shape]` in replica space to all replicas' values, `[n, *shape]` on the CPU.
-        read_fixed: the same for a value that can't change by the next step, else returns None.
         upload: maps a CPU tensor made inside the region to every replica's copy.
         owner: the module whose forward runs, to name submodules in errors.
         quirks: differences between the backend's operations and torch's.
+        is_fixed: whether a value is known not to change by the next step.
+        read_fixed: reads such a value, in the place of `read`.
         gathered: gathers parameters that are stored as shards; None where there are none.
         indices: takes note of indices; None where nobody asks for them.
 
@@ -70,10 +71,11 @@ class RegionDispatch(DispatchMode):
         *,
         random: ReplicaRandom,
         read: Callable[[torch.Tensor], torch.Tensor],
-        read_fixed: Callable[[torch.Tensor], torch.Tensor | None],
         upload: Callable[[torch.Tensor], torch.Tensor],
         owner: nn.Module,
         quirks: Quirks,
+        is_fixed: Callable[[torch.Tensor], bool] = lambda _: False,
+        read_fixed: Callable[[torch.Tensor], torch.Tensor] | None = None,
         gathered: GatheredAtUse | None = None,
         indices: RegionIndices | None = None,
     ) -> None:
@@ -81,14 +83,15 @@ class RegionDispatch(DispatchMode):
         self._indices = indices
         self._quirks, self._gathered = quirks, gathered
         self.random, self._upload, self._owner = random, upload, owner
-        self._read, self._read_fixed = read, read_fixed
+        self._read, self._is_fixed, self._read_fixed = read, is_fixed, read_fixed or read
         self.recomputes = False
         self.read_at: str | None = None
 
     def __enter__(self) -> "RegionDispatch":
         _entered.append(self)
         noting.append(self._note_index)
-        self._reads = reads_by(Reader(values=self._values, line=self.line))
+        reader = Reader(values=self._values, line=self.line, is_fixed=self._is_fixed)
+        self._reads = reads_by(reader)
         self._reads.__enter__()
         return super().__enter__()
 
@@ -203,11 +206,10 @@ class RegionDispatch(DispatchMode):
 
     def _values(self, tensor: torch.Tensor) -> torch.Tensor:
         with reads_are_global():
-            values = self._read_fixed(tensor)
-            if values is None:
-                self.read_at = self.read_at or self.line()
-                values = self._read(tensor)
-        return values
+            if self._is_fixed(tensor):
+                return self._read_fixed(tensor)
+            self.read_at = self.read_at or self.line()
+            return self._read(tensor)
 
     def _refuse_what_aborts(self, func: Any, args: tuple[Any, ...]) -> None:
         if torch.Tag.nondeterministic_seeded in func.tags:

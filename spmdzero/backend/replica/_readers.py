@@ -27,10 +27,12 @@ class Reader:
     Attributes:
         values: maps `[*shape]` in replica space to all replicas' values, `[n, *shape]` on the CPU.
         line: names the user's line and module.
+        is_fixed: whether a value is known to be the same on all replicas and at each step.
     """
 
     values: Callable[[torch.Tensor], torch.Tensor]
     line: Callable[[], str]
+    is_fixed: Callable[[torch.Tensor], bool] = lambda _: False
 
 
 class _Thread(threading.local):

@@ -312,7 +312,8 @@ class ReplicaRegion:
         return RegionDispatch(
             random=ReplicaRandom(replica, lambda value: self._enter_whole(key(value))),
             read=read or self._read,
-            read_fixed=self._read_fixed,
+            is_fixed=self._around.is_fixed,
+            read_fixed=self._read,
             upload=self._upload,
             owner=self._module,
             quirks=self._around.quirks,
@@ -371,9 +372,6 @@ class ReplicaRegion:
 
     def _read(self, tensor: torch.Tensor) -> torch.Tensor:
         return _manual.read_stacked(tensor, self._mesh)
-
-    def _read_fixed(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        return self._read(tensor) if self._around.is_fixed(tensor) else None
 
     def _make_key(self, value: int) -> torch.Tensor:
         return self._mesh.place(torch.tensor(value, dtype=torch.int64).to(torch.int32))

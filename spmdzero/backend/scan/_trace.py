@@ -217,7 +217,6 @@ class _Tracer:
         dispatch = RegionDispatch(
             random=ReplicaRandom(replica, run.key),
             read=_refuse_read,
-            read_fixed=_refuse_read,
             upload=run.upload,
             owner=block.module,
             quirks=self._loops.quirks,

@@ -106,7 +106,6 @@ class Unrolled:
         dispatch = RegionDispatch(
             random=ReplicaRandom(tensors.replica, key),
             read=_refuse_read,
-            read_fixed=_refuse_read,
             upload=self.upload,
             owner=module,
             quirks=self.loops.quirks,
