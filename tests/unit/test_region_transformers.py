@@ -1,6 +1,8 @@
 """Hugging Face models run in the replica region as they are, with torch's numbers."""
 
+import copy
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 import transformers
 from region_harness import ROWS, Probe, assert_same_sums, torch_gradients
 
+import spmdzero
 from spmdzero.backend import Mesh
 from spmdzero.errors import ReplicaRegionError
 
@@ -130,3 +133,25 @@ def test_a_shape_of_the_datas_names_transformers_own_way_round(mesh: Mesh, name:
     ids = probe.batch(inputs()["input_ids"])
     with pytest.raises(ReplicaRegionError, match=remedy):
         probe(input_ids=ids, **{name: probe.batch(value)})
+
+
+@pytest.mark.parametrize("make", [gpt2, bert], ids=["gpt2", "bert"])
+def test_rows_that_only_some_devices_pad_train_in_a_plain_loop(
+    mesh: Mesh, make: Callable[[], transformers.PreTrainedModel]
+) -> None:
+    torch.manual_seed(0)
+    model = make()
+    plain, batch = copy.deepcopy(model), {k: v[: mesh.size] for k, v in inputs().items()}
+    config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD"}}
+    engine, *_ = spmdzero.initialize(model=model, config=config)
+    loss = engine(**batch).loss
+    engine.backward(loss)
+    rows = [{name: tensor[i : i + 1] for name, tensor in batch.items()} for i in range(mesh.size)]
+    right = torch.stack([plain(**row).loss for row in rows]).mean()
+    right.backward()
+    # fp32: sums in another order.
+    torch.testing.assert_close(loss.item(), right.item(), rtol=1e-6, atol=0)
+    # A key's bias has no gradient but what rounding leaves.
+    bound = 1e-7 * max(float(p.grad.abs().max()) for p in plain.parameters())
+    for (name, one), other in zip(model.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad.cpu(), other.grad, rtol=1e-5, atol=bound, msg=name)
