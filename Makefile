@@ -13,7 +13,7 @@ NEWEST ?= $(shell for python in $(NEWEST_PYTHONS); do \
 	$$there -c '' 2>/dev/null && echo $$there && exit; done; done)
 NEWEST_BIN := .venv-newest/bin
 
-.PHONY: help install demo test test-all test-local-rank test-processors test-pythons test-first-hour first-hour-jax first-hour-xla first-hour-notebooks newest-python test-newest lint bench soak soak-hosts docs goldens notebooks clean bench-gpu
+.PHONY: help install demo test test-all test-local-rank test-stacks test-processors test-pythons test-first-hour first-hour-jax first-hour-xla first-hour-notebooks newest-python test-newest lint bench soak soak-hosts docs goldens notebooks clean bench-gpu
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make test    lint, types, tests"
 	@echo "make test-all    those, and what takes long: all models, configs and topologies, some hours"
 	@echo "make test-local-rank    the tests of clients as under a launcher that sets LOCAL_RANK"
+	@echo "make test-stacks    fine-tuning programs of others (TRL, ...), each in an environment of its own, beside plain torch"
 	@echo "make test-processors    the tests of make test as on processors with other instructions, twice as long"
 	@echo "make test-first-hour    fresh environments (JAX, torch_xla, notebooks): what README and the first pages have a reader run"
 	@echo "make test-pythons    the same of the README with torch_xla on 3.10 and 3.13"
@@ -102,6 +103,24 @@ test-local-rank: .venv/installed
 	TEST_LOCAL_RANK=0 $(PYTEST) tests/integrations -m "not slow"
 	TEST_LOCAL_RANK=0 SPMDZERO_BACKEND=jax $(PYTEST) tests/integrations \
 	tests/jax_backend/test_clients.py -m "not slow"
+
+# Programs of others, with the packages that tests/stacks/NAME.txt pins, by JAX.
+STACKS := trl
+STACK_BIN = .venv-stack-$*/bin
+
+test-stacks: $(STACKS:%=test-stack-%)
+
+test-stack-%: .venv-stack-%/installed
+	SPMDZERO_STACK=$* $(STACK_BIN)/pytest tests/stacks/test_$*.py
+
+.PRECIOUS: .venv-stack-%/installed
+.venv-stack-%/installed: tests/stacks/%.txt pyproject.toml
+	@test -x $(STACK_BIN)/python || $(PYTHON) -m venv .venv-stack-$*
+	@echo "Installing spmdzero, JAX and $* into .venv-stack-$*: 3 GB, some minutes, once"
+	@$(PIP_INSTALL:$(BIN)%=$(STACK_BIN)%) torch $(TORCH_CPU) 2>/dev/null || \
+		echo "torch's own index isn't reached: its wheel comes from PyPI"
+	@$(PIP_INSTALL:$(BIN)%=$(STACK_BIN)%) -e '.[jax]' pytest -r $<
+	@touch $@
 
 # What else a processor may have: the instructions of JAX's XLA, then of torch's kernels, oneDNN's and
 # MKL's. torch_xla's has those of tests/support/backends.py on each. Without F16C, which comes with
