@@ -47,8 +47,8 @@ def _finding(kind: str, found: list[tuple[Compilation, str]]) -> Finding:
     if changes:
         cause = "; ".join(changes[:_SHOWN])
         fix = (
-            "give every forward the same shapes and dtypes: pad to one length (or to a few), "
-            "drop or pad the last batch, cast before the engine"
+            "give every forward the same shapes and dtypes: pad to one length, or to a few by "
+            "spmdzero.data.PadToLengths(loader), drop or pad the last batch, cast before the engine"
         )
     else:
         cause = (

@@ -9,15 +9,17 @@ import torch
 from spmdzero._replaced import REPLACED
 
 _Plain = torch.Generator
+# From torch 2.13 on its class has a class of its own.
+_PlainKind: Any = type(_Plain)
 
 
-class _Kind(type):
+class _Kind(_PlainKind):
     """The class of `Generator`: torch's own generators are instances of it."""
 
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(self, instance: Any) -> bool:
         return isinstance(instance, _Plain)
 
-    def __subclasscheck__(cls, subclass: type) -> bool:
+    def __subclasscheck__(self, subclass: type) -> bool:
         return issubclass(subclass, _Plain)
 
 

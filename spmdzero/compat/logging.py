@@ -13,7 +13,10 @@ LEVELS = {
     "error": logging.ERROR,
     "critical": logging.CRITICAL,
 }
-logger = logging.getLogger("spmdzero")
+_ours = logging.getLogger("spmdzero")
+# The Trainer sets DeepSpeed's logger to its own level, which is warnings unless a script says
+# another. spmdzero's lines stay: what is compiled, the batch sizes, keys without effect.
+logger = _ours.getChild("deepspeed")
 
 
 def log_dist(message: str, ranks: list[int] | None = None, level: int = logging.INFO) -> None:
@@ -62,12 +65,12 @@ def get_log_level_from_string(log_level_str: str) -> int:
 def set_log_level_from_string(
     log_level_str: str, custom_logger: logging.Logger | None = None
 ) -> None:
-    """Sets the level of a logger (spmdzero's by default) and of its handlers.
+    """Sets the level of a logger (spmdzero's own by default) and of its handlers.
 
     Raises:
         SpmdZeroUsageError: there is no such level.
     """
-    chosen = custom_logger or logger
+    chosen = custom_logger or _ours
     level = get_log_level_from_string(log_level_str)
     chosen.setLevel(level)
     for handler in chosen.handlers:

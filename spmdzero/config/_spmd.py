@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from spmdzero.config._bytes import bytes_of
 from spmdzero.config._errors import RefusedValueError
 from spmdzero.config._tensor_parallel import PartitionType
-from spmdzero.config._types import Natural, Section
+from spmdzero.config._types import Count, Natural, Section
 
 BackendName = Literal["auto", "torch_xla", "jax"]
 RecomputePolicy = Literal["nothing", "dots", "everything", "offload"]
@@ -67,6 +67,10 @@ class SpmdConfig(Section):
             traces.
         scan: whether four or more equal blocks of a ModuleList or Sequential are compiled once, as
             a loop: "auto" does so in programs for TPUs, "on" on any device.
+        lengths: to which lengths clients' batches of texts are padded, so that few programs are
+            compiled: "auto" takes powers of two and halves between them, from 64 on, once batches
+            have had two lengths; a list names them; "off" leaves rows as they are. A script of its
+            own wraps its loader in `spmdzero.data.PadToLengths`.
         broadcast: whether all hosts take the first host's parameters and buffers; if not, hosts
             with different values are refused.
         timeout: seconds in which each host must give a sign of life; without it the others end.
@@ -88,6 +92,7 @@ class SpmdConfig(Section):
     check_finite: bool = False
     capture: bool = True
     scan: Literal["auto", "on", "off"] = "off"
+    lengths: Literal["auto", "off"] | list[Count] = "auto"
     broadcast: bool = False
     timeout: Annotated[float, Field(gt=0)] = 60.0
 

@@ -1,1 +1,5 @@
 """Batches on their way from a dataset to the devices."""
+
+from spmdzero.data._lengths import PadToLengths
+
+__all__ = ["PadToLengths"]

@@ -23,6 +23,7 @@ from spmdzero.errors import BatchSizesError, SpmdZeroConfigError
 from spmdzero.integrations import _trainer
 from spmdzero.integrations._accelerate import require_counted
 from spmdzero.integrations._client_engine import ClientEngine
+from spmdzero.integrations._lengths import heed_positions
 from spmdzero.plan import MeshSpec
 
 _CLIENTS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "trl")
@@ -58,7 +59,7 @@ def initialize_for_client(*args: Any, **kwargs: Any) -> Any:
     _trainer.defer_reads()
     of_devices = config_of_devices(config)
     try:
-        return spmdzero.initialize(*args, config=of_devices, engine_class=ClientEngine, **kwargs)
+        made = spmdzero.initialize(*args, config=of_devices, engine_class=ClientEngine, **kwargs)
     except BatchSizesError as error:
         if ROWS not in of_devices:
             raise
@@ -69,6 +70,8 @@ def initialize_for_client(*args: Any, **kwargs: Any) -> Any:
             f"{replicas_under(config)} devices takes of {ROWS}, {config[ROWS]} here",
             fix=error.fix,
         ) from None
+    heed_positions(made[0].module)
+    return made
 
 
 def replicas_under(config: Mapping[str, Any]) -> int:

@@ -74,11 +74,15 @@ def same_run(ours: dict[str, Any], plain: dict[str, Any], *also: str) -> None:
 
 def test_a_trainer_trains_evaluates_and_saves_as_on_the_cpu(tmp_path: Path) -> None:
     # In the same processes: imports take longer than either.
-    names = ("main", "dpo_short")
+    names = ("main", "dpo_short", "lengths")
     their_runs = run("plain", tmp_path / "plain", *names)
     our_runs = run("spmdzero", tmp_path / "ours", *names, "pretrained_3")
     # TRL's trainer asks accelerate for collectives first, and joins two batches.
     same_run(our_runs["dpo_short"], their_runs["dpo_short"], "squares")
+    # A length is a program: what is of another length than the first batch has one length.
+    same_run(our_runs["lengths"], their_runs["lengths"], "squares")
+    compiled = our_runs["lengths"]["compiled"]
+    assert len(set(compiled)) <= 3, compiled
     ours, plain = our_runs["main"], their_runs["main"]
     same_run(ours, plain, "squares")
     assert len(ours["loss"]) == 10

@@ -81,6 +81,25 @@ def padded(side: Side) -> dict[str, Any]:
     return train(Trainer(gpt2(), side.arguments(), train_dataset=texts(padded=True)))
 
 
+def lengths(side: Side) -> dict[str, Any]:
+    """Batches that a collator pads to their longest row, of some eight lengths."""
+
+    def collate(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        longest = max(int(row["attention_mask"].sum()) for row in rows)
+        return {key: torch.stack([row[key][:longest] for row in rows]) for key in rows[0]}
+
+    rows = texts(8 * ROWS, padded=True, least=12, most=24)
+    arguments = side.arguments(max_steps=8, eval_strategy="steps", eval_steps=8)
+    trainer = Trainer(
+        gpt2(n_positions=64),
+        arguments,
+        data_collator=collate,
+        train_dataset=rows,
+        eval_dataset=texts(27, padded=True),
+    )
+    return train(trainer, ended=True)
+
+
 def stage1(side: Side) -> dict[str, Any]:
     """ZeRO-1."""
     return train(Trainer(gpt2(), side.arguments("stage 1"), train_dataset=texts(padded=True)))

@@ -100,10 +100,12 @@ def bert() -> BertForSequenceClassification:
     )  # fmt: skip
 
 
-def texts(rows: int = 512, *, padded: bool = False) -> list[dict[str, torch.Tensor]]:
+def texts(
+    rows: int = 512, *, padded: bool = False, least: int = 4, most: int = LENGTH
+) -> list[dict[str, torch.Tensor]]:
     """Rows of a language: each token is the one before it plus one, with one mistake in eight.
 
-    Padded rows end early: some after four tokens, the labels -100 from there.
+    Padded rows end after `least` to `most` tokens, the labels -100 from there.
     """
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(0, VOCABULARY, (rows, 1), generator=generator) + torch.arange(LENGTH)
@@ -111,7 +113,7 @@ def texts(rows: int = 512, *, padded: bool = False) -> list[dict[str, torch.Tens
     ids = torch.where(mistakes, ids * 7, ids) % VOCABULARY
     if not padded:
         return [{"input_ids": row, "labels": row} for row in ids]
-    ends = torch.randint(4, LENGTH + 1, (rows, 1), generator=generator)
+    ends = torch.randint(least, most + 1, (rows, 1), generator=generator)
     seen = torch.arange(LENGTH) < ends
     return [
         {"input_ids": row, "attention_mask": mask.long(), "labels": row.masked_fill(~mask, -100)}

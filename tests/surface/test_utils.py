@@ -211,6 +211,20 @@ class TestLogging:
         print_dist("not here", ranks=[1])
         assert capsys.readouterr().out == "[Rank 0] here\n"
 
+    def test_a_client_that_silences_deepspeeds_logger_leaves_our_lines(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        # transformers' `deepspeed_init` does so.
+        level = utils.logger.level
+        utils.logger.setLevel(logging.WARNING)
+        try:
+            engine_of(make_model(), stage=2, gas=1, **ADAM)
+            utils.logger.info("a script's line")
+        finally:
+            utils.logger.setLevel(level)
+        assert "ZeRO-2" in caplog.text
+        assert "a script's line" not in caplog.text
+
     def test_a_level_by_name(self) -> None:
         own = logging.getLogger("test_a_level_by_name")
         own.addHandler(logging.NullHandler())

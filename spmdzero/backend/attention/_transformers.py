@@ -109,10 +109,11 @@ def _is_made_by(function: Any, make: Callable[..., Any], argument: Any) -> bool:
 def masks_without_reading() -> Iterator[None]:
     """Context in which transformers makes a mask wherever it would read whether one is needed.
 
-    It reads whether an attention mask hides anything, or rows hold several texts, at each forward,
-    and replicas may disagree on it. What is the same for all, and at each step, it may read.
+    It reads whether an attention mask hides anything, whether ids are padded, or rows hold several
+    texts, at each forward, and replicas may disagree on it. What is the same for all, and at each
+    step, it may read.
     """
-    library: Any = sys.modules.get("transformers.masking_utils")
+    library: Any = sys.modules.get("transformers.utils.import_utils")
     original = getattr(library, "is_tracing", None)
     if original is None:
         yield
@@ -125,8 +126,20 @@ def masks_without_reading() -> Iterator[None]:
         reader = current_reader()
         return reader is None or not reader.is_fixed(tensor)
 
-    with mock.patch.object(library, "is_tracing", is_tracing):
+    with contextlib.ExitStack() as patches:
+        for module in _having(original, len(sys.modules)):
+            patches.enter_context(mock.patch.object(module, "is_tracing", is_tracing))
         yield
+
+
+@functools.lru_cache(maxsize=1)
+def _having(original: Any, _: int) -> list[Any]:
+    """The modules that have imported `is_tracing`, looked for when there are new modules."""
+    return [
+        module
+        for name, module in list(sys.modules.items())
+        if name.startswith("transformers.") and vars(module).get("is_tracing") is original
+    ]
 
 
 @contextlib.contextmanager
