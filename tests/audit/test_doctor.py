@@ -141,4 +141,4 @@ def test_the_command_prints_json_writes_a_page_and_exits_with_1_under_strict_if_
 def test_a_single_cpu_device_is_told_how_to_become_several() -> None:
     said = run_python("-c", "import spmdzero; print(spmdzero.doctor())", devices=1)
     assert "1 CPU device" in said
-    assert "CPU_NUM_DEVICES=8" in said
+    assert "spmdzero run --devices 8" in said
