@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import spmdzero
 from spmdzero.engine import release
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.integrations._initialize import config_of_devices, initialize_for_client
-from tests.support.bounds import assert_summed
+from tests.support.bounds import assert_summed, summed
 from tests.support.engines import assert_trained_as, config
 from tests.support.selected import product_rows
 
@@ -157,6 +158,35 @@ def test_items_are_a_replicas_whatever_else_is_given_and_how(rows: int, by_place
     found = (engine(*inputs.values()) if by_place else engine(**inputs))["loss"]
     # fp32 sums in another order.
     assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
+
+
+class Recomputed(Tokens):
+    """Its hidden layer runs again in backward."""
+
+    def forward(  # pyrefly: ignore[bad-override]
+        self, ids: torch.Tensor
+    ) -> torch.Tensor:
+        return self.head(checkpoint(lambda ids: self.embed(ids).tanh(), ids, use_reentrant=False))
+
+
+def test_what_a_client_writes_into_an_output_of_a_model_that_recomputes_trains() -> None:
+    # As preference losses leave out the tokens that are no answer's.
+    engine, theirs, adam = both(kind=Recomputed)
+    inputs = batch(ROWS)
+    kept = inputs["labels"] != -100
+
+    def loss_of(logits: torch.Tensor) -> torch.Tensor:
+        chosen = logits.log_softmax(-1).gather(-1, inputs["ids"][..., None])[..., 0]
+        chosen[~kept] = 0
+        return -chosen.sum(-1).mean()
+
+    loss, wanted = loss_of(engine(inputs["ids"])), loss_of(theirs(inputs["ids"]))
+    engine.backward(loss)
+    engine.step()
+    wanted.backward()
+    adam.step()
+    assert loss.item() == summed(wanted.item())
+    assert_trained_as(engine, theirs)
 
 
 def test_an_output_is_an_input_again_with_its_gradient() -> None:

@@ -106,6 +106,9 @@ class RegionDispatch(DispatchMode):
         makes = not _takes_mine(args)
         if _entered[-1] is not self or (makes and not _names_devices(kwargs)):
             return func(*args, **kwargs)
+        if any(map(_answers, args)):
+            # A backward pass in the region goes through what a client made of the outputs, too.
+            return func(*args, **kwargs)
         with held():
             made = self._run(func, args, kwargs)
             return self._quirks.made(made) if makes else made
@@ -269,6 +272,16 @@ def _takes_mine(args: tuple[Any, ...]) -> bool:
         ):
             return True
     return False
+
+
+def _answers(arg: Any) -> bool:
+    """Whether `arg` is on the CPU for torch, stands for a tensor elsewhere, and answers itself."""
+    return (
+        isinstance(arg, torch.Tensor)
+        and type(arg).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+        and arg.device.type == "cpu"
+        and not arrays.is_mine(arg)
+    )
 
 
 def _saved_tensors_are_hooked() -> bool:
