@@ -105,7 +105,7 @@ test-local-rank: .venv/installed
 	tests/jax_backend/test_clients.py -m "not slow"
 
 # Programs of others, with the packages that tests/stacks/NAME.txt pins, by JAX.
-STACKS := trl
+STACKS := trl swift
 STACK_BIN = .venv-stack-$*/bin
 
 test-stacks: $(STACKS:%=test-stack-%)

@@ -58,11 +58,8 @@ def follow_clients() -> None:
     """Adapts clients when they are imported, for facts that they can't find out here."""
     _trainer.follow_imports()
     _accelerate.follow_imports()
-<<<<<<< HEAD
     _lengths.follow_imports()
-=======
     _swift.follow_imports()
->>>>>>> swift
     after_import("lightning", _tell_lightning)
     after_import("diffusers.utils.import_utils", _leave_torch_xla)
 
