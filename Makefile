@@ -62,7 +62,8 @@ ON_JAX := tests/explain/test_explain.py tests/docs/test_docs.py tests/notebooks 
 	seeding.py stage_3.py stage_3_calls.py writes.py wrong_input.py zero_init.py) \
 	tests/unit/test_attention_kernels.py tests/unit/test_region_answers.py
 # Those of the replica region, which each backend lowers in its own way, run on both.
-SHARED := $(ON_JAX) tests/integrations/test_savers.py $(addprefix tests/unit/test_,autocast.py fuzzed_functions.py placed.py \
+SHARED := $(ON_JAX) tests/integrations/test_savers.py \
+	$(addprefix tests/unit/test_,autocast.py fuzzed_functions.py placed.py \
 	random.py region_buffers.py region_checkpointing.py region_gradients.py region_outputs.py \
 	region_reads.py region_reduction.py region_transformers.py region_writes.py writes.py)
 # What takes longer there.

@@ -14,7 +14,7 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 REPLACED: dict[str, str] = {}
-"""What is replaced, such as ``"torch.Tensor.to"``, and the reason."""
+"""Names of what is replaced, such as ``"torch.Tensor.to"``, with the reasons."""
 
 _Change = Callable[..., Any]
 _WRITTEN_IN_C = (type(torch.tensor), type(torch.Tensor.to))

@@ -6,6 +6,7 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 from spmdzero.backend._current import arrays
+from spmdzero.backend._ended_work import ended_work
 from spmdzero.backend.forms._tree import found, mapped
 from spmdzero.backend.hosts._watching import waiting
 
@@ -57,11 +58,8 @@ def over_hosts(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def finished() -> Any:
-    """What torch's dispatcher returns for a collective that has ended."""
-    future: Any = torch.futures.Future()
-    future.set_result(None)
-    c10d: Any = torch._C._distributed_c10d
-    return c10d._create_work_from_future(future).boxed()
+    """Makes what torch's dispatcher returns for a collective that has ended."""
+    return ended_work().boxed()
 
 
 def _is_group(value: Any) -> bool:

@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed import _functional_collectives, device_mesh
 from torch.distributed.nn import functional
 
+from spmdzero.backend._ended_work import ended_work
 from spmdzero.backend.replica._collectives import RowCollectives, outside, rows_here
 from spmdzero.backend.replica._differentiable import (
     DIFFERENTIABLE,
@@ -134,7 +135,7 @@ def _answering(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         if answer is None:
             raise rows.lonely(f"torch.distributed's {name}")
         answer(rows, *args, **kwargs)
-        return _finished()
+        return ended_work()
 
     return method
 
@@ -156,13 +157,6 @@ def _has_all_hosts(group: Any) -> bool:
 def _answers_itself(group: Any) -> bool:
     """Whether a class of Python's is the group, whose members aren't hosts."""
     return type(group) is not _GROUP
-
-
-def _finished() -> Any:
-    future: Any = torch.futures.Future()
-    future.set_result(None)
-    c10d: Any = torch._C._distributed_c10d
-    return c10d._create_work_from_future(future)
 
 
 @dataclasses.dataclass(frozen=True)

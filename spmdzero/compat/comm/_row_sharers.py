@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import new_group
 
 from spmdzero._names import dotted
+from spmdzero.backend._ended_work import ended_work
 from spmdzero.backend.hosts import processes
 from spmdzero.errors import SpmdZeroUsageError
 
@@ -67,7 +68,7 @@ class RowSharers(dist.ProcessGroup):
             )
         for output in outputs[0]:
             output.copy_(inputs[0])
-        return _done(outputs)
+        return ended_work(outputs)
 
     # pyrefly: ignore[bad-override]
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
@@ -75,7 +76,7 @@ class RowSharers(dist.ProcessGroup):
         for output, value in zip(outputs, inputs, strict=True):
             _require_number("all_to_all", value)
             output.copy_(value)
-        return _done(outputs)
+        return ended_work(outputs)
 
     # pyrefly: ignore[bad-override]
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
@@ -93,17 +94,17 @@ class RowSharers(dist.ProcessGroup):
                 "count as often",
                 "Leave it out, or take the mean: op=ReduceOp.AVG",
             )
-        return _done(tensors)
+        return ended_work(tensors)
 
     # pyrefly: ignore[bad-override]
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
         """Leaves the tensors as they are."""
-        return _done(tensors)
+        return ended_work(tensors)
 
     # pyrefly: ignore[bad-override]
     def barrier(self, opts: Any = None) -> Any:
         """Waits for nobody."""
-        return _done([])
+        return ended_work([])
 
     def __deepcopy__(self, memo: Any) -> "RowSharers":
         return self
@@ -175,13 +176,6 @@ def forget_row_sharers() -> None:
 def _require_number(what: str, tensor: torch.Tensor) -> None:
     if tensor.numel() != 1:
         _refuse(f"{what} of a tensor {list(tensor.shape)}", "it has whole rows", "Leave it out")
-
-
-def _done(result: Any) -> Any:
-    future: Any = torch.futures.Future()
-    future.set_result(result)
-    c10d: Any = torch._C._distributed_c10d
-    return c10d._create_work_from_future(future)
 
 
 def _refuse(what: str, reason: str, instead: str) -> NoReturn:
