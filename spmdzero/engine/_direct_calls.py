@@ -28,12 +28,17 @@ class DirectCalls(ModuleHook):
     measure, and there is no warning, but a line where calls have inputs of ever new shapes: each
     operation of each shape is compiled by itself. On a copy or a pickle of the module, which
     belongs to no engine, the hooks do nothing.
+
+    Args:
+        training: the engine's.
+        notes_forms: whether that line is said: a client's model generates on the host, and what it
+            evaluates has shapes of its own.
     """
 
-    def __init__(self, training: Training | None = None) -> None:
+    def __init__(self, training: Training | None = None, *, notes_forms: bool = True) -> None:
         # A hook of the module must not keep an engine alive.
         self._training = weakref.ref(training) if training is not None else None
-        self._said = False
+        self._said, self._notes_forms = False, notes_forms
         self._forms: set[tuple[torch.Size, ...]] = set()
 
     def watch(self, module: nn.Module, *, backwards: bool) -> None:
@@ -80,7 +85,7 @@ class DirectCalls(ModuleHook):
 
     def _note_form(self, module: nn.Module, inputs: Any) -> None:
         """Says once that inputs of ever new shapes are compiled for."""
-        if len(self._forms) >= _FORMS:
+        if not self._notes_forms or len(self._forms) >= _FORMS:
             return
         self._forms.add(tuple([tensor.shape for tensor in found(inputs, torch.Tensor)]))
         if len(self._forms) == _FORMS:

@@ -118,7 +118,8 @@ class Engine(nn.Module, _Offered):
         launching.hooks = tuple(getattr(self, registry) for registry in HOOKS)
         self.programs, self.donated_inputs = launching.programs, launching.donated_inputs
         # With a global forward a direct call of the module needs no warning.
-        direct_calls = DirectCalls(training) if training.region is not None else None
+        noting = {"notes_forms": not self._rows_of_process}
+        direct_calls = DirectCalls(training, **noting) if training.region is not None else None
         self._accumulation = accumulation = Accumulation(training, direct_calls)
         self._step_end = StepEnd(
             training, accumulation=accumulation, launching=launching, progress=self._progress
