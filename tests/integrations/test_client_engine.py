@@ -437,3 +437,17 @@ def test_a_loss_without_a_way_back_to_the_model_says_so() -> None:
         loss = engine(torch.randn(ROWS, 4)).mean()
     with pytest.raises(SpmdZeroUsageError, match="detached, or computed under torch"):
         engine.backward(loss.detach().requires_grad_())
+
+
+def test_an_evaluation_of_rows_of_many_lengths_is_not_told_how_to_generate(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = initialize_for_client(
+        model=Tokens(), config=config(train_micro_batch_size_per_gpu=ROWS)
+    )[0]
+    module = engine.module.eval()
+    with torch.no_grad():
+        for length in (3, 4, 5, 6):
+            ids = torch.zeros(ROWS, length, dtype=torch.int64)
+            module(ids, labels=ids)["loss"].item()
+    assert "third shape" not in caplog.text
