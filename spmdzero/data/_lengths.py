@@ -17,6 +17,7 @@ from spmdzero.errors import SpmdZeroUsageError
 
 _LEAST = 64
 _IDS, _MASK = "input_ids", "attention_mask"
+_DECODER = "decoder_"
 _IGNORED = -100
 # What transformers' and TRL's collators fill with, beside the ids. A key may have a prefix or a
 # suffix, as `chosen_input_ids` and `input_ids_chosen`.
@@ -80,12 +81,14 @@ class Padding:
         """
         texts = _texts_of(batch) if isinstance(batch, MutableMapping) else {}
         padded = copy.copy(batch) if texts else batch
-        for length, ids in texts.items():
-            for key in ids:
+        for length, masks in texts.items():
+            for key in masks:
                 self._first.setdefault(key, length)
-            as_it_is = length in self._first.values() and self._lengths.given is None
-            more = 0 if as_it_is else self._lengths.of(length) - length
-            if more and not self._pad_to(padded, batch, ids, more):
+            known = length in self._first.values()
+            # Labels of one length in all batches may be something else than a text.
+            listed = self._lengths.given is not None and any(_IDS in key for key in masks)
+            more = 0 if known and not listed else self._lengths.of(length) - length
+            if more and not self._pad_to(padded, batch, masks, more):
                 return batch
         return padded
 
@@ -93,13 +96,12 @@ class Padding:
         self,
         padded: MutableMapping[str, Any],
         batch: Mapping[str, Any],
-        ids: Sequence[str],
+        masks: Mapping[str, torch.Tensor],
         more: int,
     ) -> bool:
-        """Pads what has the length of these ids; returns False where it isn't known how."""
-        masks = [batch[key.replace(_IDS, _MASK)] for key in ids]
-        before = any(bool((mask[:, 0] == 0).any()) for mask in masks)
-        behind = any(bool((mask[:, -1] == 0).any()) for mask in masks)
+        """Pads what has the length of these masks; returns False where it isn't known how."""
+        before = any(bool((mask[:, 0] == 0).any()) for mask in masks.values())
+        behind = any(bool((mask[:, -1] == 0).any()) for mask in masks.values())
         left = before or (self._left and not behind)
         if (before and behind) or (left and not any("position_ids" in key for key in batch)):
             # Positions that a model counts from the left would be others.
@@ -108,12 +110,12 @@ class Padding:
                 "length is compiled. Have the collator pad to a multiple (pad_to_multiple_of)"
             )
             return False
-        rows, length = batch[ids[0]].shape
+        rows, length = next(iter(masks.values())).shape
         for key, value in batch.items():
             if not isinstance(value, torch.Tensor) or length not in value.shape[1:]:
                 continue
             known = value.shape == (rows, length) and not value.is_floating_point()
-            fill = self._pad_of(batch[key], masks) if key in ids else _fill_of(key)
+            fill = self._pad_of(value, masks.get(key)) if _IDS in key else _fill_of(key)
             if fill is None or not known:
                 log_once(
                     f"rows of different lengths: each length is compiled, as {key!r} "
@@ -125,11 +127,10 @@ class Padding:
         self._say()
         return True
 
-    def _pad_of(self, ids: torch.Tensor, masks: Sequence[torch.Tensor]) -> int:
-        for mask in masks if self._pad is None else ():
+    def _pad_of(self, ids: torch.Tensor, mask: torch.Tensor | None) -> int:
+        if self._pad is None and mask is not None:
             hidden = ids[mask == 0]
-            if hidden.numel():
-                self._pad = int(hidden[0])
+            self._pad = int(hidden[0]) if hidden.numel() else None
         return 0 if self._pad is None else self._pad
 
     def _say(self) -> None:
@@ -229,14 +230,23 @@ def padding_of(
     return Padding(lengths, pad_token_id=pad, left=left)
 
 
-def _texts_of(batch: Mapping[str, Any]) -> dict[int, list[str]]:
-    """Length -> the keys of ids of that length; empty if some ids have no mask of their shape."""
-    found: dict[int, list[str]] = {}
+def _texts_of(batch: Mapping[str, Any]) -> dict[int, dict[str, torch.Tensor]]:
+    """Length -> the masks of the texts of that length, by the keys of their ids.
+
+    Texts that a decoder writes have no mask but their labels of -100. It is empty if other ids have
+    no mask of their shape.
+    """
+    found: dict[int, dict[str, torch.Tensor]] = {}
     for ids in [key for key in batch if isinstance(key, str) and _IDS in key]:
         tensors: tuple[Any, Any] = batch[ids], batch.get(ids.replace(_IDS, _MASK))
+        if ids.startswith(_DECODER):
+            continue
         if not all(map(_is_of_texts, tensors)) or tensors[0].shape != tensors[1].shape:
             return {}
-        found.setdefault(tensors[0].shape[1], []).append(ids)
+        found.setdefault(tensors[0].shape[1], {})[ids] = tensors[1]
+    labels: Any = batch.get("labels")
+    if found and _is_of_texts(labels) and labels.shape[1] not in found:
+        found[labels.shape[1]] = {"labels": (labels != _IGNORED).long()}
     return found
 
 

@@ -115,6 +115,21 @@ def test_pairs_of_texts_are_padded_each_by_its_own_mask() -> None:
     assert {value.shape[1] for value in same.values()} == {128}
 
 
+def test_what_a_decoder_writes_has_a_length_of_its_own() -> None:
+    def pair(read: int, written: int) -> Any:
+        target = batch(written, 1)["labels"]
+        return batch(read, labels=target, decoder_input_ids=target.clamp(min=0))
+
+    _, found, longer = padded(pair(9, 20), pair(70, 20), pair(9, 90))
+    assert (found["input_ids"].shape, found["labels"].shape) == ((1, 128), (2, 20))
+    assert longer["input_ids"].shape == (1, 9)
+    assert longer["labels"].shape == longer["decoder_input_ids"].shape == (2, 128)
+    assert longer["labels"][:, 90:].unique().tolist() == [-100]
+    # Labels of a number for each row are no text, whatever lengths are asked for.
+    classes = [batch(n, labels=torch.ones(1, 3, dtype=torch.int64)) for n in (9, 20, 90)]
+    assert {one["labels"].shape for one in padded(*classes, lengths=[128])} == {(1, 3)}
+
+
 def test_left_is_where_the_mask_says_so_and_positions_are_given() -> None:
     rows = batch(70, 30, left=True, position_ids=torch.arange(70).expand(2, -1))
     _, found = padded(batch(9), rows)
