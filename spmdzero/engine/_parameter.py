@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import functools
 import weakref
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import nn
@@ -18,8 +18,8 @@ from spmdzero.backend import (
     store,
     undistributed,
 )
+from spmdzero.engine import _ds_attributes
 from spmdzero.engine._accumulation import Accumulation
-from spmdzero.engine._ds_attributes import PARTITION, DsAttributes, mark_partitioned
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import Layout
 from spmdzero.state._live_state import Held
@@ -179,7 +179,7 @@ class TrainedParameter:
             return undistributed(value.detach()).to(runtime.device())
 
 
-class ZeroParameter(DsAttributes, nn.Parameter):
+class ZeroParameter(nn.Parameter):
     """A parameter that an engine trains, or keeps frozen at stage 3.
 
     Gradients never reach `torch.Tensor.grad` here: they leave the replica region for sharded or
@@ -206,6 +206,14 @@ class ZeroParameter(DsAttributes, nn.Parameter):
         else:
             trained.write_gradient(value)
 
+    @property
+    def ds_tensor(self) -> NoReturn:
+        """Always raises AttributeError: DeepSpeed's is the part of one rank."""
+        raise AttributeError(
+            "a parameter has no ds_tensor: this process drives several devices, each of which has "
+            "a part. spmdzero.local_shards(parameter) is what each holds"
+        )
+
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         # A copy belongs to no engine.
         if id(self) not in memo:
@@ -224,7 +232,7 @@ class ZeroParameter(DsAttributes, nn.Parameter):
 
 
 _OWNER = "_spmdzero_owner"
-_LINKS = (_OWNER, PARTITION)
+_LINKS = (_OWNER, *_ds_attributes.NAMES)
 
 
 @functools.cache
@@ -249,7 +257,7 @@ def adopt_parameters(training: Training, accumulation: Accumulation) -> None:
         if trainable:
             setattr(parameter, _OWNER, (name, *owner))
         if parts:
-            mark_partitioned(parameter, plan.at_rest(f"parameter/{name}").local)
+            _ds_attributes.mark_partitioned(parameter, plan.at_rest(f"parameter/{name}").local)
 
 
 def release(module: nn.Module) -> None:

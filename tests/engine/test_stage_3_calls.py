@@ -369,6 +369,15 @@ def test_a_parameter_has_deepspeeds_attributes_where_an_engine_of_stage_3_has_it
     assert parameters[WEIGHT].partition_numel() == parameters[WEIGHT].ds_numel / engine.mesh.size
     assert frozen is parameters["blocks.1.up.weight"]
 
+    # What a forward sees has them too, beside a script's own.
+    seen: list[Any] = []
+    parameters[WEIGHT].own = "a script's"
+    engine.module.get_submodule("blocks.0.up").register_forward_pre_hook(
+        lambda part, _: seen.append((part.weight.ds_status, part.weight.ds_shape, part.weight.own))
+    )
+    engine(batches(1)[0])
+    assert set(seen) == {(available, parameters[WEIGHT].shape, "a script's")}
+
     # Copies, and the module without its engine, are plain.
     assert named(copy.deepcopy(engine.module)) == set()
     assert not hasattr(pickle.loads(pickle.dumps(frozen)), "ds_id")

@@ -53,3 +53,33 @@ def test_a_command_has_the_losses_of_plain_torch(
     assert losses == pytest.approx(plain, rel=1e-4)
     assert f"ZeRO-{stage[-1]}" in ended.said
     assert (tmp_path / "ours" / "config.json").exists() or "LoRA" in name
+
+
+def test_sft_evaluates_saves_resumes_and_leaves_a_model_of_transformers(
+    model: Path, data: Path, tmp_path: Path
+) -> None:
+    more = ["--save_steps", "3", "--eval_strategy", "steps", "--eval_steps", "3"]
+    ours = ["--accelerate_config", "zero3", "--mixed_precision", "no", *more]
+    straight, again = tmp_path / "straight", tmp_path / "again"
+    by_spmdzero(command("sft", model, data, straight, *ours), cwd=tmp_path)
+    by_torch(command("sft", model, data, tmp_path / "plain", *more), cwd=tmp_path)
+    # fp32, as above.
+    evaluated = logged(tmp_path / "plain", "eval_loss")
+    assert len(evaluated) == 2
+    assert logged(straight, "eval_loss") == pytest.approx(evaluated, rel=1e-4)
+
+    resumed = ["--resume_from_checkpoint", str(straight / "checkpoint-3")]
+    by_spmdzero(command("sft", model, data, again, *ours, *resumed), cwd=tmp_path)
+    assert logged(again) == logged(straight)
+
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    found, plain = (
+        AutoModelForCausalLM.from_pretrained(folder).state_dict()
+        for folder in (straight, tmp_path / "plain")
+    )
+    assert found.keys() == plain.keys()
+    for name, tensor in found.items():
+        # AdamW's steps are of the learning rate's size, whatever the gradient's rounding is.
+        torch.testing.assert_close(tensor, plain[name], rtol=0, atol=1e-4, msg=name)

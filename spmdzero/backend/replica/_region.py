@@ -178,6 +178,7 @@ class ReplicaRegion:
         loops: bool,
         inside: contextlib.AbstractContextManager[Any] | None = None,
     ) -> tuple[Any, RegionDispatch]:
+        self._hand_over_attributes(entered.state)
         replicas = _reparametrize_module(self._module, entered.state, tie_weights=True)
         noted = self._dispatch(own.key, own.read, indices=RegionIndices(self._sites))
         with (
@@ -197,6 +198,14 @@ class ReplicaRegion:
                     output = self._module(*entered.args, **entered.kwargs)
                 output = self._around.finish(output)
         return output, dispatch
+
+    def _hand_over_attributes(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Gives what stands for a parameter or buffer in the forward the attributes of its own."""
+        for name, tensor in self._own_state().items():
+            own = arrays.attributes(tensor)
+            mine = {key: own[key] for key in own if not key.startswith("_spmdzero")}
+            if mine and name in state:
+                vars(state[name]).update(mine)
 
     @contextlib.contextmanager
     def _again(self, state: Mapping[str, torch.Tensor]) -> Iterator[None]:
