@@ -13,7 +13,7 @@ NEWEST ?= $(shell for python in $(NEWEST_PYTHONS); do \
 	$$there -c '' 2>/dev/null && echo $$there && exit; done; done)
 NEWEST_BIN := .venv-newest/bin
 
-.PHONY: help install demo test test-all test-local-rank test-stacks test-processors test-pythons test-first-hour first-hour-jax first-hour-xla first-hour-notebooks newest-python test-newest lint bench soak soak-hosts docs goldens notebooks clean bench-gpu
+.PHONY: help install demo test test-all test-local-rank test-stacks test-suites test-processors test-pythons test-first-hour first-hour-jax first-hour-xla first-hour-notebooks newest-python test-newest lint bench soak soak-hosts docs goldens notebooks clean bench-gpu
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make test-all    those, and what takes long: all models, configs and topologies, some hours"
 	@echo "make test-local-rank    the tests of clients as under a launcher that sets LOCAL_RANK"
 	@echo "make test-stacks    fine-tuning programs of others (TRL, ...), each in an environment of its own, beside plain torch"
+	@echo "make test-suites    clients' own DeepSpeed tests (accelerate, Lightning, Fabric) with spmdzero in DeepSpeed's place (SUITES=fabric)"
 	@echo "make test-processors    the tests of make test as on processors with other instructions, twice as long"
 	@echo "make test-first-hour    fresh environments (JAX, torch_xla, notebooks): what README and the first pages have a reader run"
 	@echo "make test-pythons    the same of the README with torch_xla on 3.10 and 3.13"
@@ -122,6 +123,13 @@ test-stack-%: .venv-stack-%/installed
 		echo "torch's own index isn't reached: its wheel comes from PyPI"
 	@$(PIP_INSTALL:$(BIN)%=$(STACK_BIN)%) -e '.[jax]' pytest -r $<
 	@touch $@
+
+# Clients' own tests of DeepSpeed, fetched into .suites from GitHub, or from clones by
+# SUITES_FROM='/folder/{repository}'. It fails where a verdict of tests/suites/verdicts has changed.
+SUITES ?=
+
+test-suites: .venv/installed
+	$(BIN)/python -m tests.suites $(SUITES)
 
 # What else a processor may have: the instructions of JAX's XLA, then of torch's kernels, oneDNN's and
 # MKL's. torch_xla's has those of tests/support/backends.py on each. Without F16C, which comes with

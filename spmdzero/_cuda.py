@@ -4,6 +4,7 @@ torch names NVIDIA's driver then, or turns the script's mixed precision off with
 """
 
 import functools
+import inspect
 import logging
 from collections.abc import Callable
 from types import ModuleType
@@ -30,6 +31,7 @@ _SCALER = (
     "loss. Write engine.backward(loss) and engine.step() in the place of scaler.scale(loss)"
     ".backward() and scaler.step(optimizer), which knows no schedule and no accumulation"
 )
+_GROUP = "there is no CUDA here: gloo connects the hosts in the place of nccl, and XLA the devices"
 INSTEAD = {
     "current_device": "current_device()",
     "get_device_name": "device_name()",
@@ -48,7 +50,9 @@ def explain(torch: ModuleType) -> None:
 
     Functions of torch's that are replaced: ``torch.cuda._lazy_init``, which torch's C++ code too
     calls by its name before anything of CUDA, ``torch.cuda.set_device``, and the constructors of
-    ``torch.autocast`` and ``torch.amp.GradScaler``. Where CUDA is there, they do what they did.
+    ``torch.autocast`` and ``torch.amp.GradScaler``. A process group of NCCL is one of gloo, by
+    which hosts are connected: ``torch.distributed``'s ``init_process_group`` and ``new_group``.
+    Where CUDA is there, all do what they did.
     """
     # It imports torch, whose import this module waits for.
     from spmdzero._replaced import in_place_of
@@ -59,6 +63,11 @@ def explain(torch: ModuleType) -> None:
     in_place_of(torch.cuda, "set_device", because=misleads)(_or_what_to_write)
     in_place_of(torch.autocast, "__init__", because=misleads)(_autocast)
     in_place_of(torch.amp.GradScaler, "__init__", because=misleads)(_scaler)
+    if torch.distributed.is_available():
+        nccl = "scripts for GPUs make their process group by NCCL, which needs CUDA"
+        for owner in (torch.distributed.distributed_c10d, torch.distributed):
+            in_place_of(owner, "init_process_group", because=nccl)(_group)
+            in_place_of(owner, "new_group", because=nccl)(_group)
 
 
 def _or_what_to_write(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -95,6 +104,18 @@ def _scaler(begin: Callable[..., None], self: Any, *args: Any, **kwargs: Any) ->
     device = kwargs.get("device", args[0] if args else "cuda")
     if device == "cuda" and kwargs.get("enabled", True) and not _is_there():
         _warn(f"{_asked()[0]}: {_SCALER}", of="scaler")
+
+
+def _group(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    told = inspect.signature(make).bind(*args, **kwargs)
+    backend = str(told.arguments.get("backend") or "")
+    if "nccl" not in backend.lower() or _is_there():
+        return make(*args, **kwargs)
+    _warn(f"{_asked()[0]}: {backend!r}: {_GROUP}", of="nccl")
+    told.arguments["backend"] = "gloo"
+    # It would be a GPU.
+    told.arguments.pop("device_id", None)
+    return make(*told.args, **told.kwargs)
 
 
 def warn_of_cpus_autocast(line: str) -> None:

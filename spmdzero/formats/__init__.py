@@ -20,7 +20,7 @@ from spmdzero.formats._convert import (
 from spmdzero.formats._describe import CheckpointDescription, describe
 from spmdzero.formats._files import save_torch
 from spmdzero.formats._latest import check_tag
-from spmdzero.formats._open import format_of, latest_tag, naming_the_newest, open_state
+from spmdzero.formats._open import format_of, latest_tag, locate, naming_the_newest, open_state
 from spmdzero.formats._state import RESET_AT, HostState, StoredTensor, TrainingState
 from spmdzero.formats._trees import portable
 from spmdzero.formats.deepspeed import Split, TensorParallel
@@ -68,6 +68,7 @@ __all__ = [
     "host_bytes",
     "host_from",
     "latest_tag",
+    "locate",
     "meet",
     "naming_the_newest",
     "newest_complete",

@@ -4,7 +4,7 @@ import copy
 import functools
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import spmdzero
@@ -57,6 +57,10 @@ def initialize_for_client(*args: Any, **kwargs: Any) -> Any:
     processes.join()
     require_counted(runtime.process_count())
     _trainer.defer_reads()
+    if _only_evaluates(config, args, kwargs) and _rows_left_over(config):
+        # An evaluation takes any number of rows, and accelerate fills in 1 where it has no loader.
+        config[ROWS] = replicas_under(config)
+        config.pop("train_batch_size", None)
     of_devices = config_of_devices(config)
     try:
         made = spmdzero.initialize(*args, config=of_devices, engine_class=ClientEngine, **kwargs)
@@ -72,6 +76,16 @@ def initialize_for_client(*args: Any, **kwargs: Any) -> Any:
         ) from None
     heed_positions(made[0].module)
     return made
+
+
+def _only_evaluates(config: Mapping[str, Any], args: Sequence[Any], kwargs: Any) -> bool:
+    """Whether there is no optimizer: `initialize` has it as its third argument."""
+    return "optimizer" not in config and kwargs.get("optimizer") is None and len(args) < 3
+
+
+def _rows_left_over(config: Mapping[str, Any]) -> bool:
+    rows = config.get(ROWS)
+    return isinstance(rows, int) and rows % replicas_under(config) != 0
 
 
 def replicas_under(config: Mapping[str, Any]) -> int:

@@ -74,6 +74,7 @@ def _tell_lightning(_: ModuleType) -> None:
 
     _lightning_registry.count_no_tpus()
     _lightning_registry.name_rates_by_the_scripts_optimizer()
+    _lightning_registry.make_one_file_of_saved_folders()
     _lightning_registry.register_strategies()
 
 

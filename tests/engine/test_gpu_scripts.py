@@ -12,7 +12,7 @@ from torch import nn
 
 import spmdzero
 from spmdzero._cuda import INSTEAD
-from tests.support.processes import run_python
+from tests.support.processes import ROOT, run_python
 
 CONFIG = {
     "train_micro_batch_size_per_gpu": 2,
@@ -248,3 +248,34 @@ def test_a_scaler_without_cuda_says_what_to_write(
     assert re.search(
         r'test_gpu_scripts.py:\d+: GradScaler is for CUDA.*"fp16".*engine.step\(\)', said
     )
+
+
+# As it stands in scripts for GPUs, before anything of the engine.
+NCCL = """
+import os
+import sys
+sys.stderr = sys.stdout
+import torch
+import torch.distributed as dist
+import spmdzero
+from torch.distributed.distributed_c10d import init_process_group
+
+os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+init_process_group("cpu:gloo,cuda:nccl", device_id=torch.device("cuda:0"))
+group = dist.new_group([0], backend="nccl")
+dist.barrier(group=group)
+engine, *_ = spmdzero.initialize(
+    model=torch.nn.Linear(2, 2), config={"train_micro_batch_size_per_gpu": 1}
+)
+print(dist.get_backend(), dist.get_backend(group), dist.get_world_size(), engine.dp_world_size)
+"""
+
+
+@without_cuda
+def test_a_group_of_nccl_is_one_of_the_hosts(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(NCCL)
+    printed = run_python(str(tmp_path / "train.py"), devices=2, fresh=True, PYTHONPATH=str(ROOT))
+    assert printed.splitlines()[-1] == "gloo gloo 1 2"
+    assert re.search(r"train.py:12: 'cpu:gloo,cuda:nccl': there is no CUDA here: gloo", printed)
+    assert printed.count("there is no CUDA here") == 1

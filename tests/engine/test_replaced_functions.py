@@ -19,6 +19,7 @@ from tests.support.processes import run_python
 
 _NUMBER = "C++ takes a number for a CUDA device, and here a local rank, 0, is the devices"
 _CUDA = "it names NVIDIA's driver, or turns mixed precision off, where there is no CUDA"
+_NCCL = "scripts for GPUs make their process group by NCCL, which needs CUDA"
 _POINTER = "savers ask which tensors share memory, and torch_xla has no address, or 0 for each"
 _TEXT = "torch reads a tensor on the devices for its text, past the places that know it is read"
 REPLACED = {
@@ -31,6 +32,10 @@ REPLACED = {
     "torch.cuda.set_device": _CUDA,
     "torch.amp.autocast_mode.autocast.__init__": _CUDA,
     "torch.amp.grad_scaler.GradScaler.__init__": _CUDA,
+    "torch.distributed.init_process_group": _NCCL,
+    "torch.distributed.new_group": _NCCL,
+    "torch.distributed.distributed_c10d.init_process_group": _NCCL,
+    "torch.distributed.distributed_c10d.new_group": _NCCL,
     "torch.cuda.manual_seed_all": "torch.manual_seed and torch.seed call it, also those imported "
     "by name before",
 }

@@ -343,6 +343,25 @@ def test_rows_of_a_process_that_the_devices_cant_share_are_refused() -> None:
         config_of_devices({"train_micro_batch_size_per_gpu": 12})
 
 
+def test_an_engine_that_only_evaluates_takes_any_number_of_rows() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    plain, x = copy.deepcopy(model), torch.randn(5, 4)
+    # What accelerate fills in for a reference model that is prepared without a loader.
+    rows = {"train_micro_batch_size_per_gpu": 1, "train_batch_size": 1}
+    engine, *_ = initialize_for_client(
+        model=model, config={**rows, "zero_optimization": {"stage": 3}}
+    )
+    engine.eval()
+    with torch.no_grad():
+        for count in (1, 5):
+            torch.testing.assert_close(engine(x[:count]).read(), plain(x[:count]))
+    with pytest.raises(SpmdZeroConfigError, match="its 8 devices can't share"):
+        initialize_for_client(
+            model=plain, optimizer=torch.optim.SGD(plain.parameters()), config=rows
+        )
+
+
 def test_the_rest_of_a_clients_config_stays() -> None:
     given = {
         "train_micro_batch_size_per_gpu": 16,
