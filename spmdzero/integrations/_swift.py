@@ -34,6 +34,7 @@ def follow_imports() -> None:
     """Has devices weigh the means of ms-swift's loss; trainers of other releases are refused."""
     after_import("swift.template.base", _weigh_on_devices)
     after_import("swift.trainers.mixin", _keep_all_logits)
+    after_import("swift.dataloader.shard", _count_batches_once)
     for trainers in _TRAINERS:
         after_import(trainers, _refuse_other_releases)
 
@@ -77,6 +78,14 @@ def _keep_all_logits(mixins: Any) -> None:
             )
             self.args.use_logits_to_keep = False
         return original(self, *args)
+
+
+def _count_batches_once(loaders: Any) -> None:
+    @in_place_of(loaders.BatchSamplerShard, "__init__")
+    def make(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+        # It divides the processes by those that share a batch. Here a process has a loader for all
+        # of its devices, and shares no batch.
+        original(self, *args, **{**kwargs, "tp_size": 1})
 
 
 class _MeansByLabels(ModuleHook):

@@ -48,6 +48,11 @@ class SwiftMixin:
 LOADERS = """
 from torch.utils.data import DataLoader
 
+class BatchSamplerShard:
+    def __init__(self, total_samples, batch_size, tp_size=1):
+        self.tp_size = tp_size
+        self.total_samples = total_samples // (1 // tp_size)
+
 class DataLoaderShard(DataLoader):
     def __iter__(self):
         yield from super().__iter__()
@@ -181,3 +186,8 @@ def test_its_loader_pads_to_few_lengths_where_an_engine_trains(
         30,
         *([64, 128] if engine else [31, 65]),
     ]
+
+
+def test_its_sampler_counts_a_batch_once_where_devices_share_rows(folder: Path) -> None:
+    loaders: Any = importlib.import_module("swift.dataloader.shard")
+    assert loaders.BatchSamplerShard(64, batch_size=8, tp_size=2).total_samples == 64
