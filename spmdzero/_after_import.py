@@ -3,9 +3,10 @@
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import InspectLoader, Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, ModuleType
+from typing import cast
 
 
 def after_import(name: str, action: Callable[[ModuleType], None]) -> None:
@@ -49,6 +50,10 @@ class _Finder(MetaPathFinder):
 class _Then(Loader):
     def __init__(self, loader: Loader, action: Callable[[ModuleType], None]) -> None:
         self._loader, self._action = loader, action
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """The code that `python -m` runs, without an import and thus without the action."""
+        return cast(InspectLoader, self._loader).get_code(fullname)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """Creates the module as the real loader does."""

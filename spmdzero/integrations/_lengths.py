@@ -9,7 +9,12 @@ from spmdzero._after_import import after_import
 from spmdzero.data._lengths import Padding, padding_of
 from spmdzero.integrations._replaced import in_place_of
 
-_LOADERS = ("DataLoaderShard", "DataLoaderDispatcher")
+# accelerate's, and ms-swift's own for training.
+_LOADERS = {
+    "accelerate.data_loader": ("DataLoaderShard", "DataLoaderDispatcher"),
+    "swift.dataloader.shard": ("DataLoaderShard",),
+    "swift.dataloader.dispatcher": ("DataLoaderDispatcher",),
+}
 # A loader's padding knows which lengths it has had, in the epochs before too.
 _paddings: weakref.WeakKeyDictionary[Any, Padding] = weakref.WeakKeyDictionary()
 # The models that are trained: none has more positions than it has embeddings for.
@@ -22,12 +27,13 @@ def heed_positions(model: Any) -> None:
 
 
 def follow_imports() -> None:
-    """Makes accelerate's loaders, which the Trainer's are too, pad their batches."""
-    after_import("accelerate.data_loader", _pad)
+    """Makes accelerate's loaders, which the Trainer's are too, and ms-swift's pad their batches."""
+    for module in _LOADERS:
+        after_import(module, _pad)
 
 
 def _pad(module: Any) -> None:
-    for name in _LOADERS:
+    for name in _LOADERS[module.__name__]:
         # The batches are padded after the loader has put them together: worker processes would
         # each have to know which lengths the others have had.
         @in_place_of(getattr(module, name), "__iter__")

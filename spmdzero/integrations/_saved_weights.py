@@ -1,5 +1,6 @@
 """`state_dict()` of a client's module, which the client writes to files as it is."""
 
+import sys
 from typing import Any
 
 import torch
@@ -7,6 +8,10 @@ from torch import nn
 
 from spmdzero.backend import arrays
 from spmdzero.engine._module_hooks import ModuleHook
+from spmdzero.integrations._replaced import in_place_of
+
+# What transformers writes into a config by its name.
+_NAMED = ("dtype",)
 
 
 class WeightsOnHost(ModuleHook):
@@ -46,3 +51,21 @@ class WeightsOnHost(ModuleHook):
 
     def __reduce__(self) -> Any:
         return WeightsOnHost, ()
+
+
+def leave_configs_as_they_are() -> None:
+    """Has transformers' `save_pretrained` leave a model's config as it was.
+
+    It writes the dtype's name into it, for the file. A config that has changed is a model that may
+    compute something else, so that the first save would have its programs compiled again.
+    """
+    models = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
+
+    @in_place_of(models, "save_pretrained")
+    def save_pretrained(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        told = vars(self.config)
+        before = {name: told[name] for name in _NAMED if name in told}
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            told.update(before)

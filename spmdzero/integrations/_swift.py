@@ -1,4 +1,4 @@
-"""The loss of ms-swift's trainer over the rows of several devices.
+"""ms-swift: its loss over the rows of several devices, and its logits.
 
 ms-swift multiplies a model's mean by the share of its labels among those of the step
 (`swift/template/base.py`, `Template.compute_sft_loss`). Under DeepSpeed a process has one device,
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from spmdzero._after_import import after_import
+from spmdzero._logging import log_once
 from spmdzero.engine._module_hooks import ModuleHook
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._client_engine import ClientEngine
@@ -30,8 +31,10 @@ _TRAINERS = ("swift.trainers.seq2seq_trainer", "swift.trainers.trainers")
 
 
 def follow_imports() -> None:
-    """Makes ms-swift's devices weigh their means; trainers of other releases are refused."""
+    """Has devices weigh the means of ms-swift's loss; trainers of other releases are refused."""
     after_import("swift.template.base", _weigh_on_devices)
+    after_import("swift.trainers.mixin", _keep_all_logits)
+    after_import("swift.dataloader.shard", _count_batches_once)
     for trainers in _TRAINERS:
         after_import(trainers, _refuse_other_releases)
 
@@ -60,6 +63,29 @@ def _weigh_on_devices(templates: Any) -> None:
             return original(self, model, inputs, num_items_in_batch, trainer)
         _MeansByLabels.of(model.module)
         return original(self, model, inputs | {_ITEMS: num_items_in_batch}, None, trainer)
+
+
+def _keep_all_logits(mixins: Any) -> None:
+    @in_place_of(mixins.SwiftMixin, "get_use_logits_to_keep")
+    def get_use_logits_to_keep(original: Callable[..., bool], self: Any, *args: Any) -> bool:
+        # Those of the labels alone are of another number in each batch, each a program to compile;
+        # a batch of one row would choose them by a mask.
+        if self.is_deepspeed_enabled and self.args.use_logits_to_keep is None:
+            log_once(
+                "ms-swift would compute the logits of each batch from its first label on, which is "
+                "a program to compile for each number of them: all are computed. "
+                "--use_logits_to_keep true computes fewer"
+            )
+            self.args.use_logits_to_keep = False
+        return original(self, *args)
+
+
+def _count_batches_once(loaders: Any) -> None:
+    @in_place_of(loaders.BatchSamplerShard, "__init__")
+    def make(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+        # It divides the processes by those that share a batch. Here a process has a loader for all
+        # of its devices, and shares no batch.
+        original(self, *args, **{**kwargs, "tp_size": 1})
 
 
 class _MeansByLabels(ModuleHook):

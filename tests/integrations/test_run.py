@@ -178,10 +178,18 @@ print(*(os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")), sys.
 """
 
 
+STARTS = """
+import subprocess, sys
+sys.exit(subprocess.call([sys.executable, *sys.argv[1:]]))
+"""
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ["torchrun", "--nproc_per_node", "8"],
+        # As programs start it that have a launcher of their own, ms-swift for example.
+        ["python", "-m", "torch.distributed.run", "--nproc_per_node", "8"],
         pytest.param(
             [
                 "accelerate",
@@ -206,13 +214,17 @@ def test_a_launchers_child_knows_deepspeed_and_is_one_for_all_devices(
     words: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "child.py").write_text(CHILD)
+    flag = f"--{words[0]}"
+    if words[0] == "python":
+        (tmp_path / "starts.py").write_text(STARTS)
+        words = [str(tmp_path / "starts.py"), *words[1:]]
     # An environment may have such a module of its own.
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.own_customs = 'own'\n")
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [
             *(sys.executable, "-m", "spmdzero", "run", "--devices", "8", *words),
-            *(str(tmp_path / "child.py"), f"--{words[0]}"),
+            *(str(tmp_path / "child.py"), flag),
         ],
         env=environment(PYTHONPATH=paths),
         capture_output=True, text=True, check=False,

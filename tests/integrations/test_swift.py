@@ -8,6 +8,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 from transformers.modeling_outputs import CausalLMOutput
 
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.integrations import _swift
+from spmdzero.integrations import _lengths, _swift
 from spmdzero.integrations._initialize import initialize_for_client
 from tests.support.bounds import summed
 from tests.support.engines import assert_trained_as, config
@@ -33,6 +34,28 @@ class Template:
             if num_items_in_batch is not None:
                 outputs.loss = outputs.loss * ((labels[:, 1:] != -100).sum() / num_items_in_batch)
         return outputs
+"""
+MIXINS = """
+class SwiftMixin:
+    def __init__(self, args):
+        self.args, self.is_deepspeed_enabled = args, args.deepspeed is not None
+
+    def get_use_logits_to_keep(self, default_value=True):
+        if self.args.use_logits_to_keep is None:
+            self.args.use_logits_to_keep = default_value
+        return self.args.use_logits_to_keep
+"""
+LOADERS = """
+from torch.utils.data import DataLoader
+
+class BatchSamplerShard:
+    def __init__(self, total_samples, batch_size, tp_size=1):
+        self.tp_size = tp_size
+        self.total_samples = total_samples // (1 // tp_size)
+
+class DataLoaderShard(DataLoader):
+    def __iter__(self):
+        yield from super().__iter__()
 """
 TRAINERS = """
 class Seq2SeqTrainer:
@@ -60,14 +83,17 @@ class Model(nn.Module):
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of the package, from which it is imported, and not twice."""
     package = tmp_path / "swift"
-    for part in ("", "template", "trainers"):
+    for part in ("", "dataloader", "template", "trainers"):
         (package / part).mkdir()
         (package / part / "__init__.py").write_text("__version__ = '4.6.0'")
     (package / "template" / "base.py").write_text(TEMPLATES)
+    (package / "dataloader" / "shard.py").write_text(LOADERS)
+    (package / "trainers" / "mixin.py").write_text(MIXINS)
     (package / "trainers" / "seq2seq_trainer.py").write_text(TRAINERS)
     monkeypatch.syspath_prepend(tmp_path)
     finders = [*sys.meta_path]
     _swift.follow_imports()
+    _lengths.follow_imports()
     yield package
     sys.meta_path[:] = finders
     for name in [name for name in sys.modules if name.partition(".")[0] == "swift"]:
@@ -132,3 +158,36 @@ def test_a_release_with_another_loss_is_refused_where_an_engine_would_train(fold
     assert trainers.Seq2SeqTrainer(is_deepspeed_enabled=False) is not None
     with pytest.raises(SpmdZeroUsageError, match=r"ms-swift 4.6.0: its .* Install ms-swift 4.6"):
         trainers.Seq2SeqTrainer(is_deepspeed_enabled=True)
+
+
+@pytest.mark.parametrize(
+    ("deepspeed", "asked", "kept"),
+    [({}, None, False), ({}, True, True), ({}, False, False), (None, None, True)],
+)
+def test_all_logits_are_computed_unless_fewer_are_asked_for(
+    deepspeed: Any, asked: Any, kept: bool, folder: Path
+) -> None:
+    mixins: Any = importlib.import_module("swift.trainers.mixin")
+    args = SimpleNamespace(deepspeed=deepspeed, use_logits_to_keep=asked)
+    assert mixins.SwiftMixin(args).get_use_logits_to_keep() is kept
+    assert args.use_logits_to_keep is kept
+
+
+@pytest.mark.parametrize("engine", [True, False])
+def test_its_loader_pads_to_few_lengths_where_an_engine_trains(
+    engine: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_lengths, "_choice", lambda: "auto" if engine else None)
+    loaders: Any = importlib.import_module("swift.dataloader.shard")
+    names = ("input_ids", "attention_mask", "labels")
+    rows = [{name: torch.ones(1, n, dtype=torch.long) for name in names} for n in (30, 31, 65)]
+    loader = loaders.DataLoaderShard(rows, batch_size=None)
+    assert [part["labels"].shape[1] for part in loader] == [
+        30,
+        *([64, 128] if engine else [31, 65]),
+    ]
+
+
+def test_its_sampler_counts_a_batch_once_where_devices_share_rows(folder: Path) -> None:
+    loaders: Any = importlib.import_module("swift.dataloader.shard")
+    assert loaders.BatchSamplerShard(64, batch_size=8, tp_size=2).total_samples == 64

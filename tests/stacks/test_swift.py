@@ -126,7 +126,9 @@ def test_rows_of_other_lengths_by_ms_swifts_defaults(
     commands: Commands, data: Path, tmp_path: Path
 ) -> None:
     words = ["sft", *FULL]
-    commands.ours([*words, "--deepspeed", "zero2"], data / "chat", tmp_path / "out")
+    ended = commands.ours([*words, "--deepspeed", "zero2"], data / "chat", tmp_path / "out")
+    assert "rows of different lengths are padded to few of them" in ended.said
+    assert "--use_logits_to_keep true computes fewer" in ended.said
     assert_as_plain(tmp_path / "out", commands.plain(words, data / "chat"), "token_acc")
 
 
