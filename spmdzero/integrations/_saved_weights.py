@@ -1,12 +1,36 @@
-"""`state_dict()` of a client's module, which the client writes to files as it is."""
+"""What a client writes to files of a module as it is: its `state_dict()`, and its config."""
 
 from typing import Any
 
 import torch
 from torch import nn
 
+from spmdzero._after_import import after_import
 from spmdzero.backend import arrays
-from spmdzero.engine._module_hooks import ModuleHook
+from spmdzero.engine._module_hooks import ModuleHook, is_trained
+from spmdzero.integrations._replaced import in_place_of
+
+# What `save_pretrained` writes into a config before it writes the file.
+_ONLY_IN_FILES = ("dtype", "architectures")
+
+
+def follow_imports() -> None:
+    """Has transformers save a model that an engine trains without a change of its config."""
+    after_import("transformers.modeling_utils", _keep_configs)
+
+
+def _keep_configs(modeling: Any) -> None:
+    @in_place_of(modeling.PreTrainedModel, "save_pretrained")
+    def save_pretrained(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        # With a dtype by its name, where it was torch's, the config is another one, for which
+        # each program of the engine would be compiled again.
+        config = vars(self.config)
+        before = {name: config[name] for name in _ONLY_IN_FILES if name in config}
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            if is_trained(self):
+                config.update(before)
 
 
 class WeightsOnHost(ModuleHook):
