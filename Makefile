@@ -107,7 +107,7 @@ test-local-rank: .venv/installed
 	tests/jax_backend/test_clients.py -m "not slow"
 
 # Programs of others, with the packages that tests/stacks/NAME.txt pins, by JAX.
-STACKS := trl swift
+STACKS := trl swift llamafactory
 STACK_BIN = .venv-stack-$*/bin
 
 test-stacks: $(STACKS:%=test-stack-%)
@@ -119,7 +119,7 @@ test-stack-%: .venv-stack-%/installed
 .venv-stack-%/installed: tests/stacks/%.txt pyproject.toml
 	@test -x $(STACK_BIN)/python || $(PYTHON) -m venv .venv-stack-$*
 	@echo "Installing spmdzero, JAX and $* into .venv-stack-$*: 3 GB, some minutes, once"
-	@$(PIP_INSTALL:$(BIN)%=$(STACK_BIN)%) torch $(TORCH_CPU) 2>/dev/null || \
+	@$(PIP_INSTALL:$(BIN)%=$(STACK_BIN)%) $$(grep '^torch' $< || echo torch) $(TORCH_CPU) 2>/dev/null || \
 		echo "torch's own index isn't reached: its wheel comes from PyPI"
 	@$(PIP_INSTALL:$(BIN)%=$(STACK_BIN)%) -e '.[jax]' pytest -r $<
 	@touch $@

@@ -32,7 +32,17 @@ class ModuleHook:
                         getattr(part, f"{registry}_{which}", {}).pop(key, None)
 
     def _outlives(self, hook: Any) -> bool:
-        # torch wraps some hooks, and some are bound methods.
-        hook = getattr(hook, "hook", hook)
-        other = getattr(hook, "__self__", hook)
+        other = _object_of(hook)
         return type(other) is type(self) and other is not self and other.outlived
+
+
+def is_trained(module: nn.Module) -> bool:
+    """Whether an engine has left hooks on `module`, or on a module that it is a part of."""
+    found = [hook for registry in _REGISTRIES for hook in getattr(module, registry).values()]
+    return any(isinstance(_object_of(hook), ModuleHook) for hook in found)
+
+
+def _object_of(hook: Any) -> Any:
+    # torch wraps some hooks, and some are bound methods.
+    hook = getattr(hook, "hook", hook)
+    return getattr(hook, "__self__", hook)

@@ -18,7 +18,7 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._deferred import DeferredTensor, as_input, defer, undefer
 from spmdzero.integrations._direct import CallsFromHost
 from spmdzero.integrations._generation import generate_on_host
-from spmdzero.integrations._saved_weights import WeightsOnHost, leave_configs_as_they_are
+from spmdzero.integrations._saved_weights import WeightsOnHost
 from spmdzero.step._schedule_hold import ScheduleHold
 
 logger = logging.getLogger("spmdzero")
@@ -50,7 +50,6 @@ class ClientEngine(Engine):
         # Number of forwards whose backward is to come.
         self._open_forwards = 0
         WeightsOnHost(self.module)
-        leave_configs_as_they_are()
         generate_on_host(self.module)
         optimizer = self._training.optimizer
         if optimizer is not None and optimizer.hold is None:

@@ -1,17 +1,36 @@
-"""`state_dict()` of a client's module, which the client writes to files as it is."""
+"""What a client writes to files of a module as it is: its `state_dict()`, and its config."""
 
-import sys
 from typing import Any
 
 import torch
 from torch import nn
 
+from spmdzero._after_import import after_import
 from spmdzero.backend import arrays
-from spmdzero.engine._module_hooks import ModuleHook
+from spmdzero.engine._module_hooks import ModuleHook, is_trained
 from spmdzero.integrations._replaced import in_place_of
 
-# What transformers writes into a config by its name.
-_NAMED = ("dtype",)
+# What `save_pretrained` writes into a config before it writes the file.
+_ONLY_IN_FILES = ("dtype", "architectures")
+
+
+def follow_imports() -> None:
+    """Has transformers save a model that an engine trains without a change of its config."""
+    after_import("transformers.modeling_utils", _keep_configs)
+
+
+def _keep_configs(modeling: Any) -> None:
+    @in_place_of(modeling.PreTrainedModel, "save_pretrained")
+    def save_pretrained(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        # With a dtype by its name, where it was torch's, the config is another one, for which
+        # each program of the engine would be compiled again.
+        config = vars(self.config)
+        before = {name: config[name] for name in _ONLY_IN_FILES if name in config}
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            if is_trained(self):
+                config.update(before)
 
 
 class WeightsOnHost(ModuleHook):
@@ -51,21 +70,3 @@ class WeightsOnHost(ModuleHook):
 
     def __reduce__(self) -> Any:
         return WeightsOnHost, ()
-
-
-def leave_configs_as_they_are() -> None:
-    """Has transformers' `save_pretrained` leave a model's config as it was.
-
-    It writes the dtype's name into it, for the file. A config that has changed is a model that may
-    compute something else, so that the first save would have its programs compiled again.
-    """
-    models = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
-
-    @in_place_of(models, "save_pretrained")
-    def save_pretrained(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        told = vars(self.config)
-        before = {name: told[name] for name in _NAMED if name in told}
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            told.update(before)

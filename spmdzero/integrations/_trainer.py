@@ -97,6 +97,7 @@ def follow_imports() -> None:
     after_import("transformers.training_args", _allow_bf16)
     after_import("transformers.integrations.deepspeed", _refuse_without_deepspeed)
     after_import("transformers.trainer", _count_batches_once)
+    after_import("transformers.trainer", _tell_of_plain_torch)
 
 
 def _refuse_without_deepspeed(module: Any) -> None:
@@ -119,6 +120,20 @@ def _count_batches_once(module: Any) -> None:
     def get_tp_size(original: Any, self: Any) -> int:
         # Nor is it one of several processes that share a batch.
         return 1 if self.is_deepspeed_enabled else original(self)
+
+
+def _tell_of_plain_torch(module: Any) -> None:
+    @in_place_of(module.Trainer, "train")
+    def train(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        # Nothing else shows that the devices are idle: recipes of GPUs name no config where
+        # several processes would train by torch's DDP.
+        if not self.is_deepspeed_enabled and is_new("a Trainer without a config"):
+            logger.warning(
+                "%s trains by plain torch, without spmdzero and its devices: TrainingArguments "
+                "name no DeepSpeed config. Name a file, deepspeed=ds_config.json",
+                type(self).__name__,
+            )
+        return original(self, *args, **kwargs)
 
 
 def _allow_bf16(module: Any) -> None:

@@ -1,9 +1,7 @@
 """The engine that clients drive: rows of a process, any number of them, sums over items."""
 
 import copy
-import json
 import operator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -472,16 +470,3 @@ def test_an_evaluation_of_rows_of_many_lengths_is_not_told_how_to_generate(
             ids = torch.zeros(ROWS, length, dtype=torch.int64)
             module(ids, labels=ids)["loss"].item()
     assert "third shape" not in caplog.text
-
-
-def test_a_save_leaves_a_models_config_as_it_was(tmp_path: Path) -> None:
-    # Otherwise the first checkpoint of a run has its programs compiled again.
-    transformers = pytest.importorskip("transformers")
-    shape = {"n_layer": 1, "n_head": 1, "n_embd": 8, "n_positions": 8, "vocab_size": 11}
-    config_of_model = transformers.GPT2Config(**shape, dtype=torch.float32)
-    model = transformers.GPT2LMHeadModel(config_of_model)
-    initialize_for_client(model=model, config=config(train_micro_batch_size_per_gpu=ROWS))
-    before = model.config.dtype
-    model.save_pretrained(tmp_path)
-    assert model.config.dtype is before is torch.float32
-    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "float32"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spmdzero.integrations._summed_loss import SummedLoss
-from spmdzero.integrations._trainer import _defer_trainers_loss
+from spmdzero.integrations._trainer import _defer_trainers_loss, _tell_of_plain_torch
 from tests.support.processes import run_python
 
 
@@ -30,6 +30,23 @@ def test_a_step_that_runs_twice_leaves_the_filter_as_it_was() -> None:
     assert isinstance(trainer._tr_loss, SummedLoss)
     assert trainer.args.logging_nan_inf_filter
     assert not hasattr(Trainer(), "_tr_loss")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_trainer_without_a_config_says_that_it_trains_by_plain_torch(
+    named: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class OfAClient:
+        is_deepspeed_enabled = named
+
+        def train(self, steps: int) -> int:
+            return steps
+
+    _tell_of_plain_torch(SimpleNamespace(Trainer=OfAClient))
+    with caplog.at_level("WARNING", logger="spmdzero"):
+        assert OfAClient().train(3) == 3
+    said = [line for line in caplog.messages if "OfAClient trains by plain torch" in line]
+    assert len(said) == (0 if named else 1)
 
 
 @pytest.mark.slow
