@@ -17,6 +17,7 @@ from spmdzero.backend._interrupts import held, let_in
 from spmdzero.backend._keys import draw_keys
 from spmdzero.backend._named_states import follow as follow_named_states
 from spmdzero.backend._old_norms import old_norm_error, old_norms
+from spmdzero.backend._packing import packing
 from spmdzero.backend._seeding import follow_torchs_seed
 from spmdzero.backend._uploads import same_on_hosts
 from spmdzero.backend.chips._flag_sets import FLAG_SETS
@@ -142,6 +143,7 @@ __all__ = [
     "note_index",
     "old_norm_error",
     "old_norms",
+    "packing",
     "programs",
     "refuse_gradient_hooks",
     "refuse_graph",

@@ -11,7 +11,14 @@ from typing import Any, ClassVar
 import torch
 
 from spmdzero._logging import is_new
-from spmdzero.backend import arrays, local_replicas, map_tensors, nodes_behind, runtime
+from spmdzero.backend import (
+    arrays,
+    local_replicas,
+    map_tensors,
+    nodes_behind,
+    packing,
+    runtime,
+)
 from spmdzero.engine import Engine
 from spmdzero.engine._loss import runs_forwards
 from spmdzero.errors import SpmdZeroUsageError
@@ -46,6 +53,7 @@ class ClientEngine(Engine):
             )
         self._destroyed = False
         self._training.row_counts = frozenset({_ITEMS})
+        packing.add(self.module)
         CallsFromHost(self._training.placer).watch(self.module)
         # Number of forwards whose backward is to come.
         self._open_forwards = 0

@@ -72,7 +72,7 @@ class AttentionKernels(TorchFunctionMode):
 
     def __enter__(self) -> Any:
         """Enters the mode."""
-        self._around.enter_context(masks_without_reading())
+        self._around.enter_context(masks_without_reading(self._owner))
         if self._active:
             self._around.enter_context(self._masks.noted())
             if self._rows is None:

@@ -14,9 +14,11 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from spmdzero.backend._current import arrays
+from spmdzero.backend._packing import packing
 from spmdzero.backend.attention._call import Seen
 from spmdzero.backend.replica._readers import current_reader
 
@@ -105,13 +107,18 @@ def _is_made_by(function: Any, make: Callable[..., Any], argument: Any) -> bool:
     return getattr(function, "__code__", None) is make(argument).__code__
 
 
+_OF_PACKING = "find_packed_sequence_indices"
+
+
 @contextlib.contextmanager
-def masks_without_reading() -> Iterator[None]:
+def masks_without_reading(owner: nn.Module) -> Iterator[None]:
     """Context in which transformers makes a mask wherever it would read whether one is needed.
 
     It reads whether an attention mask hides anything, whether ids are padded, or rows hold several
     texts, at each forward, and replicas may disagree on it. What is the same for all, and at each
-    step, it may read.
+    step, it may read. It reads whether rows hold several texts unless `owner`, whose forward runs,
+    is one of `packing`: in a loop of one's own position_ids say that they don't, as a rule, and a
+    mask would cost the kernel.
     """
     library: Any = sys.modules.get("transformers.utils.import_utils")
     original = getattr(library, "is_tracing", None)
@@ -123,6 +130,9 @@ def masks_without_reading() -> Iterator[None]:
     def is_tracing(tensor: Any = None) -> bool:
         if original(tensor) or not (isinstance(tensor, torch.Tensor) and arrays.is_mine(tensor)):
             return original(tensor)
+        asks = sys._getframe(1).f_code.co_name
+        if asks == _OF_PACKING and owner not in packing:
+            return False
         reader = current_reader()
         return reader is None or not reader.is_fixed(tensor)
 

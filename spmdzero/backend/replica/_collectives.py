@@ -71,7 +71,7 @@ class RowCollectives:
         _thread.inside.pop()
         if kind is None:
             self._rank.finish()
-        if not self.used:
+        if kind is not None or not self.used:
             # Without this circle it goes now, with what the pass has noted. Python's collector
             # would else decide when, and what is alive then is a result of a step's program.
             del self._rank
