@@ -32,17 +32,17 @@ class ModuleHook:
                         getattr(part, f"{registry}_{which}", {}).pop(key, None)
 
     def _outlives(self, hook: Any) -> bool:
-        other = _object_of(hook)
+        other = object_of(hook)
         return type(other) is type(self) and other is not self and other.outlived
 
 
 def is_trained(module: nn.Module) -> bool:
     """Whether an engine has left hooks on `module`, or on a module that it is a part of."""
     found = [hook for registry in _REGISTRIES for hook in getattr(module, registry).values()]
-    return any(isinstance(_object_of(hook), ModuleHook) for hook in found)
+    return any(isinstance(object_of(hook), ModuleHook) for hook in found)
 
 
-def _object_of(hook: Any) -> Any:
-    # torch wraps some hooks, and some are bound methods.
+def object_of(hook: Any) -> Any:
+    """Finds the object whose method a hook is, or the hook itself; torch wraps some hooks."""
     hook = getattr(hook, "hook", hook)
     return getattr(hook, "__self__", hook)

@@ -18,7 +18,7 @@ from torch import nn
 
 from spmdzero._after_import import after_import
 from spmdzero._logging import log_once
-from spmdzero.engine._module_hooks import ModuleHook
+from spmdzero.engine._module_hooks import ModuleHook, object_of
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._client_engine import ClientEngine
 from spmdzero.integrations._replaced import in_place_of
@@ -102,7 +102,7 @@ class _MeansByLabels(ModuleHook):
     @classmethod
     def of(cls, module: nn.Module) -> None:
         """Hooks `module`, once."""
-        if not any(isinstance(_object_of(hook), cls) for hook in module._forward_hooks.values()):
+        if not any(isinstance(object_of(hook), cls) for hook in module._forward_hooks.values()):
             hooks = cls()
             module.register_forward_pre_hook(hooks.take, with_kwargs=True)
             module.register_forward_hook(hooks.weigh, with_kwargs=True)
@@ -128,10 +128,6 @@ class _MeansByLabels(ModuleHook):
 
     def __reduce__(self) -> Any:
         return _MeansByLabels, ()
-
-
-def _object_of(hook: Any) -> Any:
-    return getattr(hook, "__self__", hook)
 
 
 def _refuse_other_releases(trainers: Any) -> None:
