@@ -7,7 +7,7 @@ DEMO_ARGS ?=
 SOAK_MINUTES ?= 30
 
 # The newest of these that runs, on the path or one of pyenv's, whose names on the path may not run.
-NEWEST_PYTHONS := python3.14 python3.13 python3.12
+NEWEST_PYTHONS := python3.14 python3.13 python3.12 python3.11
 NEWEST ?= $(shell for python in $(NEWEST_PYTHONS); do \
 	for there in $$python $$HOME/.pyenv/versions/*/bin/$$python; do \
 	$$there -c '' 2>/dev/null && echo $$there && exit; done; done)
@@ -40,8 +40,8 @@ help:
 
 install: .venv/installed
 
-demo: .venv/demo-installed
-	$(BIN)/python examples/train_gpt.py $(DEMO_ARGS)
+demo: .venv-demo/installed
+	.venv-demo/bin/python examples/train_gpt.py $(DEMO_ARGS)
 
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # What the README says, and a part of what each layer does.
@@ -55,7 +55,7 @@ FRESH_TESTS := tests/docs/test_commands.py tests/docs/test_docs.py tests/unit/te
 PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # Tests of both backends, which `make test` runs on JAX alone: a process has one backend.
-ON_JAX := tests/explain/test_explain.py tests/docs/test_docs.py tests/notebooks tests/comm \
+ON_JAX := tests/explain/test_explain.py tests/docs/test_docs.py tests/docs/test_commands.py tests/notebooks tests/comm \
 	$(addprefix tests/integrations/test_,client_engine.py client_schedule.py deferred.py \
 	experts.py loaded_models.py swift.py trainers_loss.py transformers.py) \
 	$(addprefix tests/engine/test_,attention.py first_import.py gpu_scripts.py inference_mode.py \
@@ -91,7 +91,7 @@ SHARED_NEWEST := tests/explain/test_attention.py tests/audit tests/checkpoint te
 	$(filter-out tests/integrations/% tests/notebooks %_outputs.py %_transformers.py,$(SHARED))
 
 # Runs on both backends, whichever fails: $(call BOTH,options,what runs on JAX,what doesn't on torch_xla)
-BOTH = failed=0; set -x; $(PYTEST) $(1) $(addprefix --ignore=,$(3)) || failed=1; \
+BOTH = failed=0; set -x; SPMDZERO_BACKEND=torch_xla $(PYTEST) $(1) $(addprefix --ignore=,$(3)) || failed=1; \
 	SPMDZERO_BACKEND=jax $(PYTEST) $(1) tests/jax_backend $(2) || failed=1; exit $$failed
 
 test: lint
@@ -102,7 +102,7 @@ test-all: lint test-local-rank
 
 # What a launcher tells clients, by which they call their device cpu:0.
 test-local-rank: .venv/installed
-	TEST_LOCAL_RANK=0 $(PYTEST) tests/integrations -m "not slow"
+	TEST_LOCAL_RANK=0 SPMDZERO_BACKEND=torch_xla $(PYTEST) tests/integrations -m "not slow"
 	TEST_LOCAL_RANK=0 SPMDZERO_BACKEND=jax $(PYTEST) tests/integrations \
 	tests/jax_backend/test_clients.py -m "not slow"
 
@@ -156,20 +156,19 @@ INSTALLED_PYTEST = .venv-$(1)/bin/pytest --import-mode=append
 # Not part of `make test`: torch is a download of minutes for each environment.
 test-first-hour: first-hour-jax first-hour-xla first-hour-notebooks
 
-# Each command and each example of these pages in their order; hosts.md asks for JAX, which the
-# extra tpu brings beside torch_xla.
+# Each command and each example of these pages in their order; several hosts on a CPU need JAX.
 FIRST_HOUR := tests/docs/test_commands.py tests/docs/test_docs.py \
-	-k "README or quickstart or huggingface or hosts"
+	-k "README or quickstart or huggingface
 
 first-hour-jax: WITH = '.[jax,examples]' 'jax[tpu]' pytest
 first-hour-jax: newest-python
 	@$(call FRESH,$@,$(NEWEST),torch)
-	$(call INSTALLED_PYTEST,$@) $(FIRST_HOUR)
+	$(call INSTALLED_PYTEST,$@) $(FIRST_HOUR) or hosts"
 
 first-hour-xla: WITH = '.[xla,tpu,examples]' pytest
 first-hour-xla:
 	@$(call FRESH,$@,python3.11,torch==2.9.0)
-	$(call INSTALLED_PYTEST,$@) $(FIRST_HOUR)
+	SPMDZERO_BACKEND=torch_xla $(call INSTALLED_PYTEST,$@) $(FIRST_HOUR)"
 
 # What newer compilers print in them may differ.
 first-hour-notebooks: WITH = '.[jax,notebooks]'
@@ -216,7 +215,7 @@ bench-gpu:
 	.venv-gpu/bin/python tests/benchmarks/gpu.py
 
 goldens: .venv/installed
-	$(BIN)/python -m tests.explain.golden
+	SPMDZERO_BACKEND=torch_xla $(BIN)/python -m tests.explain.golden
 
 soak: .venv/installed
 	$(BIN)/python -m tests.checkpoint.test_soak --minutes $(SOAK_MINUTES)
@@ -225,7 +224,7 @@ soak-hosts: .venv/installed
 	$(BIN)/python -m tests.hosts.test_soak --minutes $(SOAK_MINUTES)
 
 notebooks: .venv/installed
-	$(BIN)/python -m tests.notebooks.execute
+	SPMDZERO_BACKEND=torch_xla $(BIN)/python -m tests.notebooks.execute
 	$(BIN)/python -m tests.notebooks.picture
 
 docs: .venv/installed
@@ -236,15 +235,20 @@ clean:
 	rm -rf .venv .venv-* build out .pytest_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/demo-installed: pyproject.toml
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "Installing spmdzero and what the demo draws with into .venv"
-	@echo "torch and torch_xla are most of it: 2 to 10 minutes by the connection, 7 GB on disk, once"
-	@$(PIP_INSTALL) -e '.[examples,xla]'
+# With today's torch, JAX and Python. torch's own index has it without gigabytes of CUDA, where that
+# is reached.
+.venv-demo/installed: pyproject.toml
+	@test -n "$(NEWEST)" || { echo "no $(NEWEST_PYTHONS) here: make demo NEWEST=/path/of/python"; exit 1; }
+	@test -x .venv-demo/bin/python || $(NEWEST) -m venv .venv-demo
+	@echo "Installing spmdzero, torch, JAX and what the demo draws with into .venv-demo: 2 to 10 minutes, once"
+	@$(PIP_INSTALL:$(BIN)%=.venv-demo/bin%) torch $(TORCH_CPU) 2>/dev/null || \
+		echo "torch's own index isn't reached: its wheel comes from PyPI, with CUDA, 7 GB on disk"
+	@$(PIP_INSTALL:$(BIN)%=.venv-demo/bin%) -e '.[jax,examples]'
 	@touch $@
 
-# Adds to what the demo installed.
-.venv/installed: .venv/demo-installed
-	@echo "Installing the tools of tests, docs and notebooks: some minutes, once"
+.venv/installed: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Installing spmdzero, both backends and the tools of tests, docs and notebooks into .venv"
+	@echo "torch is most of it: 3 to 10 minutes by the connection, 7 GB on disk, once"
 	@$(PIP_INSTALL) -e '.[test]'
 	@touch $@

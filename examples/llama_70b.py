@@ -1,6 +1,6 @@
 """Llama 3.1 70B, of its configuration alone: planned and explained without weights.
 
-SPMDZERO_BACKEND=jax spmdzero explain examples.llama_70b:llama_70b examples/llama_8b.json \\
+spmdzero explain examples.llama_70b:llama_70b examples/llama_8b.json \\
     --meta --own-stage --batch tokens={devices}x8192:int64 --tpu v5p:4x4x4
 """
 

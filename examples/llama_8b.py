@@ -1,6 +1,6 @@
 """Llama 3.1 8B, of its configuration alone: planned and explained without weights.
 
-SPMDZERO_BACKEND=jax spmdzero explain examples.llama_8b:llama_8b examples/llama_8b.json \\
+spmdzero explain examples.llama_8b:llama_8b examples/llama_8b.json \\
     --meta --own-stage --batch tokens={devices}x8192:int64 --tpu v6e:2x4 --tpu v5e:4x4
 """
 

@@ -5,7 +5,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from spmdzero import _cuda, _torch_tpu
+from spmdzero import _cuda, _display, _torch_tpu
 from spmdzero._after_import import after_import
 from spmdzero._logging import show_log_lines
 from spmdzero.compat._old_paths import FIRST_LEVEL, attribute, keep_old_paths
@@ -20,6 +20,8 @@ show_log_lines()
 keep_old_paths()
 _torch_tpu.keep_out()
 after_import("torch", _cuda.explain)
+# What draws imports what it draws, so no object imports it.
+_display.draw_with(lambda: importlib.import_module("spmdzero.show"))
 
 
 class _Package(ModuleType):

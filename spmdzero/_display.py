@@ -1,6 +1,6 @@
 """Finds the renderer of an object."""
 
-import importlib
+from collections.abc import Callable
 from functools import singledispatch
 from typing import Protocol
 
@@ -21,11 +21,21 @@ class Page(Protocol):
         ...
 
 
+# What registers the functions that draw; the package hands it over as it is imported.
+_load: Callable[[], object] | None = None
+
+
+def draw_with(load: Callable[[], object]) -> None:
+    """Has `load` called before an object is drawn: it registers functions at `page_of`."""
+    global _load
+    _load = load
+
+
 @singledispatch
 def page_of(shown: object) -> Page:
     """The page of an object; `spmdzero.show` registers a function for each `Shown` class."""
-    # Imported here, so that no other code has to import it.
-    importlib.import_module("spmdzero.show")
+    if _load is not None:
+        _load()
     found = page_of.dispatch(type(shown))
     if found is page_of.dispatch(object):
         raise NotImplementedError(f"spmdzero.show knows no {type(shown).__name__}")

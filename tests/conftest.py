@@ -1,7 +1,7 @@
 """Eight virtual CPU devices for the process: their count is fixed at the first device access.
 
-A process has one backend: torch_xla where it is installed. Where it isn't, where SPMDZERO_BACKEND
-says so, and where nothing but tests/jax_backend is asked for it is JAX, whose tests run there only.
+A process has one backend: what SPMDZERO_BACKEND says, else torch_xla where nothing but files about
+it is asked for, else JAX where it is installed. The tests of tests/jax_backend run with JAX only.
 """
 
 import importlib.util
@@ -28,23 +28,28 @@ JAX_TESTS = Path(__file__).parent / "jax_backend"
 def pytest_configure(config: pytest.Config) -> None:
     """Chooses the backend and how it starts, before a test's file imports it."""
     os.environ |= {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"} | local_rank()
-    paths = [Path(argument.partition("::")[0]).resolve() for argument in config.args]
-    only_jax = bool(paths) and all(JAX_TESTS in (path, *path.parents) for path in paths)
-    if only_jax or importlib.util.find_spec("torch_xla") is None:
-        os.environ.setdefault("SPMDZERO_BACKEND", "jax")
-    backend = os.environ.get("SPMDZERO_BACKEND")
-    os.environ |= VARIABLES["jax" if backend == "jax" else "torch_xla"]
+    paths = [Path(argument.partition("::")[0]) for argument in config.args]
+    asked_for = bool(paths) and all(path.is_file() and is_of_torch_xla(path) for path in paths)
+    no_jax = importlib.util.find_spec("jax") is None
+    # Set, so that child processes have it too.
+    backend = os.environ.setdefault(
+        "SPMDZERO_BACKEND", "torch_xla" if asked_for or no_jax else "jax"
+    )
+    os.environ |= VARIABLES[backend]
     if backend == "jax":
         # A test of single operations would start JAX with one device, for all that follow it.
         importlib.import_module("jax").config.update("jax_num_cpu_devices", 8)
+
+
+def is_of_torch_xla(path: Path) -> bool:
+    return bool(OF_TORCH_XLA.search(path.read_text()))
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leaves out JAX's tests in a process of torch_xla, and those of torch_xla in one of JAX."""
     if os.environ.get("SPMDZERO_BACKEND") != "jax":
         return JAX_TESTS in (collection_path, *collection_path.parents) or None
-    is_test = collection_path.suffix == ".py"
-    return (is_test and bool(OF_TORCH_XLA.search(collection_path.read_text()))) or None
+    return (collection_path.suffix == ".py" and is_of_torch_xla(collection_path)) or None
 
 
 # Before pytest's own, which leaves out what -m does not ask for.

@@ -122,7 +122,7 @@ def _leaks(leaks: Sequence[Collective], where: str) -> Iterator[Finding]:
 
 
 def _gathers(within: Sequence[Collective], where: str) -> Iterator[Finding]:
-    """What devices that share a replica hand each other beside the sums of their parts."""
+    """Lists what devices that share a replica hand each other beside the sums of their parts."""
     return _findings(
         [c for c in within if c.kind != "all-reduce" and not c.is_scalar],
         where,
@@ -136,7 +136,7 @@ def _gathers(within: Sequence[Collective], where: str) -> Iterator[Finding]:
 
 
 def _gathered_rows(within: Sequence[Collective], where: str) -> Iterator[Finding]:
-    """What devices that share rows gather whole: attention gets its rows otherwise."""
+    """Lists what devices that share rows gather whole: attention gets its rows otherwise."""
     return _findings(
         [c for c in within if c.kind == "all-gather" and not c.is_scalar],
         where,

@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -10,7 +9,11 @@ from typing import Any, cast
 
 from spmdzero import _torch_tpu
 from spmdzero._names import did_you_mean
-from spmdzero._torch_xla import keep_torch_xla_out, torch_xla_is_kept_out
+from spmdzero._torch_xla import (
+    keep_torch_xla_out,
+    torch_xla_is_imported,
+    torch_xla_is_kept_out,
+)
 from spmdzero.backend.chips._chips import has_tpu_chips
 from spmdzero.backend.protocols._arrays import Arrays
 from spmdzero.backend.protocols._backend import Backend
@@ -20,13 +23,12 @@ from spmdzero.backend.protocols._programs import Counters, Flags, Programs
 from spmdzero.backend.protocols._runtime import Runtime
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroRuntimeError, SpmdZeroUsageError
 
-_logger = logging.getLogger("spmdzero")
 _VARIABLE = "SPMDZERO_BACKEND"
 _KEY = "spmd.backend"
 _AUTO = "auto"
 # Name of a backend and of the package that it needs -> the extra that installs it. `auto` takes
 # the first that is installed.
-_EXTRAS = {"torch_xla": "spmdzero[xla]", "jax": "spmdzero[jax]"}
+_EXTRAS = {"jax": "spmdzero[jax]", "torch_xla": "spmdzero[xla]"}
 
 _in_use: Backend | None = None
 _reason = ""
@@ -37,8 +39,8 @@ def choose(name: str = _AUTO) -> Backend:
 
     Args:
         name: ``"torch_xla"``, ``"jax"``, or ``"auto"``, which takes the backend that was chosen
-            before, else the one in the environment variable SPMDZERO_BACKEND, else an installed
-            one.
+            before, else the one in the environment variable SPMDZERO_BACKEND, else torch_xla if
+            this process has imported it, else JAX if it is installed, and torch_xla if not.
 
     Raises:
         SpmdZeroConfigError: the package is not installed, or this process uses another backend.
@@ -79,28 +81,23 @@ def host_memory() -> HostMemory:
 def require_processes(environment: Mapping[str, str], *, platform: str) -> None:
     """Checks that processes with this environment can train one model.
 
-    torch_xla's processes on the CPU can't. Where the environment names no backend it warns: the
-    config, which is not known here, may choose one.
+    torch_xla's processes on the CPU can't.
 
     Args:
         environment: of the processes.
         platform: of their devices, such as ``"CPU"``.
 
     Raises:
-        SpmdZeroUsageError: the environment chooses torch_xla on the CPU.
+        SpmdZeroUsageError: they would take torch_xla on the CPU: the environment chooses it, or
+            nothing else is installed.
     """
     if platform.upper() != "CPU":
         return
     told = environment.get(_VARIABLE) or _AUTO
     if told == "torch_xla":
         raise SpmdZeroUsageError(f"{_VARIABLE}={told}: {alone_on_the_cpu()}")
-    if told == _AUTO and _is_installed("torch_xla"):
-        _logger.warning(
-            '%s is not set, and hosts whose config lacks "spmd": {"backend": "jax"} take '
-            "torch_xla, which is installed. %s",
-            _VARIABLE,
-            alone_on_the_cpu(),
-        )
+    if told == _AUTO and _is_installed("torch_xla") and not _is_installed("jax"):
+        raise SpmdZeroUsageError(f"torch_xla is the only backend installed. {alone_on_the_cpu()}")
 
 
 def alone_on_the_cpu() -> str:
@@ -145,6 +142,9 @@ def _chosen(name: str) -> tuple[str, str]:
             "spmdzero needs torch_xla or JAX, and neither is installed. "
             + ", or: ".join(map(_install, ("jax", "torch_xla")))
         )
+    if len(found) > 1 and torch_xla_is_imported():
+        # JAX's backend can't be in one process with it.
+        return "torch_xla", "this process has imported it"
     return found[0], "installed" if len(found) > 1 else "the only one installed"
 
 

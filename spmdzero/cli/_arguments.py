@@ -40,7 +40,7 @@ def load_object(name: str) -> Callable[..., Any]:
 
 
 def made_by(name: str) -> Any:
-    """What the function named by ``module:function`` returns, called without arguments.
+    """Calls the function named by ``module:function`` without arguments, and returns its result.
 
     Raises:
         SpmdZeroUsageError: as `load_object`, or it wants arguments.

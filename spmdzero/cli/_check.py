@@ -18,7 +18,7 @@ _WIDTH = 96
 def check(
     config: Annotated[Path, typer.Argument(help="a DeepSpeed JSON")], as_json: AsJson = False
 ) -> None:
-    """Which keys of a DeepSpeed JSON are honoured, without effect, refused. Uses no device."""
+    """Sorts a DeepSpeed JSON's keys into honoured, without effect, refused. Uses no device."""
     found = check_config(config)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found), indent=2))

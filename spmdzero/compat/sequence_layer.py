@@ -61,7 +61,7 @@ class DistributedAttention(nn.Module):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """What `local_attention` returns for query, key, value and the further arguments.
+        """Returns `local_attention` of query, key, value and the further arguments.
 
         Args:
             query: ``[rows, positions, heads, head]``, or with positions first; of whole rows.

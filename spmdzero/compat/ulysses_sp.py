@@ -59,7 +59,7 @@ class UlyssesSPAttentionHF(nn.Module):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """What `attn` returns."""
+        """Returns what `attn` does."""
         return self.attn(module, query, key, value, attention_mask, *args, **kwargs)
 
     @classmethod

@@ -110,7 +110,7 @@ def check_config(config: str | os.PathLike[str] | dict[str, Any]) -> ConfigRepor
 
 
 def _notes(search: "_Search") -> Iterator[str]:
-    """What a run would say, or need, besides."""
+    """Lists what a run would say, or need, besides."""
     checked = search.checked
     if checked is None:
         return

@@ -9,7 +9,7 @@ from spmdzero.config._types import Count, DeepSpeedSection, upper
 
 
 class ParallelWriteConfig(DeepSpeedSection):
-    """Which of DeepSpeed's ranks write a checkpoint."""
+    """Says which of DeepSpeed's ranks write a checkpoint."""
 
     pipeline_stage: bool = False
 

@@ -30,8 +30,8 @@ class SpmdConfig(Section):
 
     Attributes:
         backend: the backend that traces and compiles: "torch_xla", "jax", or the value of the
-            environment variable SPMDZERO_BACKEND, else torch_xla if it is installed and JAX if not
-            ("auto"). A process has one backend.
+            environment variable SPMDZERO_BACKEND, else torch_xla if the process has imported it,
+            else JAX if it is installed and torch_xla if not ("auto"). A process has one backend.
         mesh: number of devices on each mesh axis, "data" before "fsdp" before "sequence" before
             "tensor"; -1 takes the remaining devices.
         partition: how the axis "tensor" splits weights, by patterns of parameters' names in which

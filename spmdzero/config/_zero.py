@@ -60,7 +60,7 @@ class OffloadParamConfig(DeepSpeedSection):
 
 
 class ZeroConfig(DeepSpeedSection):
-    """Which states ZeRO shards; other keys belong to a hand-written communication engine.
+    """Says which states ZeRO shards; other keys belong to a hand-written communication engine.
 
     Attributes:
         stage: 0 shards nothing, 1 the optimizer state, 2 also the gradient between micro-batches, 3

@@ -1,4 +1,4 @@
-"""What happens around a backward pass, whether the engine or the user started it."""
+"""Watches what happens around a backward pass, whether the engine or the user started it."""
 
 import contextlib
 import itertools

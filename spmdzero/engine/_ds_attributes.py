@@ -1,4 +1,4 @@
-"""What DeepSpeed's `zero.Init` writes onto parameters, and clients ask for at stage 3.
+"""Writes onto parameters what DeepSpeed's `zero.Init` does, and clients ask for at stage 3.
 
 Source: `Init._convert_to_deepspeed_param` in DeepSpeed's partition_parameters.py.
 """

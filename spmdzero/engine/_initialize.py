@@ -1,4 +1,4 @@
-"""From a config and a module to an engine."""
+"""Makes an engine of a config and a module."""
 
 import os
 from collections.abc import Callable

@@ -101,7 +101,7 @@ class RepeatedSteps:
     def _key(
         self, backward: HeldBackward, beginning: Beginning, *, boundary: bool
     ) -> tuple[tuple[Any, ...], Hashable]:
-        """What decides the rest of the micro-batch; and the objects whose ids are in it."""
+        """Returns what decides the rest of the micro-batch; and the objects whose ids are in it."""
         training, optimizer = self._training, self._training.optimizer
         assert optimizer is not None
         update = numbers = None

@@ -121,7 +121,7 @@ def floor_elements(plan: ShardingPlan) -> int:
 
 
 def _times_sent(plan: ShardingPlan, tensor: TensorPlan) -> Fraction:
-    """What each device sends of a parameter in one step, as a multiple of the parameter."""
+    """Counts what each device sends of a parameter in one step, as a multiple of the parameter."""
     n, groups = plan.mesh.replicas, plan.mesh.data
     devices = n * plan.mesh.sequence
     once = Fraction(devices - 1, devices)

@@ -89,7 +89,7 @@ class _Clock:
         )  # fmt: skip
 
     def _transfer(self, operation: Operation) -> tuple[Link, float]:
-        """Over what an operation's own transfer goes, and its time."""
+        """Returns over what an operation's own transfer goes, and its time."""
         if operation.wire_bytes:
             return "wire", operation.wire_bytes / self._chip.ici_rate
         if operation.from_host:

@@ -114,7 +114,7 @@ def on_twin(
     platform: str | None = None,
     recompute: str | None = None,
 ) -> _Read:
-    """What `read` makes of an engine without data that is otherwise like `engine`.
+    """Returns what `read` makes of an engine without data that is otherwise like `engine`.
 
     Args:
         engine: an engine in training, which goes on training afterwards.
@@ -159,7 +159,7 @@ def on_twin(
 def on_hollow(
     model: nn.Module, config: Mapping[str, Any], read: Callable[[Engine], _Read]
 ) -> _Read:
-    """What `read` makes of an engine without data, for this process's devices.
+    """Returns what `read` makes of an engine without data, for this process's devices.
 
     Args:
         model: on the CPU or the meta device; it stays as it is.

@@ -60,7 +60,7 @@ class Verdict:
 
     @property
     def without_offloading(self) -> int | None:
-        """About the peak without offloading, if the step would fit then too; None otherwise."""
+        """Tells the peak without offloading, if the step would fit then too; None otherwise."""
         peak = self.peak + self.on_host
         fits = self.hbm_bytes is not None and peak <= self.hbm_bytes
         return peak if self.on_host and fits else None

@@ -88,7 +88,7 @@ def _all(elements: Iterable[Iterable[frozenset[str]]]) -> frozenset[str]:
 def _owners(
     module: Module, instruction: Instruction, known: Mapping[str, tuple[frozenset[str], ...]]
 ) -> tuple[frozenset[str], ...] | None:
-    """Of each element the instructions that made its memory; None for new memory."""
+    """Lists of each element the instructions that made its memory; None for new memory."""
     given = [known[name] for name in instruction.operands]
     if instruction.opcode == "tuple":
         return tuple(frozenset[str]().union(*each) for each in given)

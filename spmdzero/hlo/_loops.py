@@ -38,7 +38,7 @@ def turns(module: Module, loop: Instruction) -> int:
 
 
 def _below(module: Module, condition: str) -> Iterator[Instruction]:
-    """What a condition compares: one thing, or all that its root puts together."""
+    """Lists what a condition compares: one thing, or all that its root puts together."""
     waiting = [next(i for i in module.computations[condition].values() if i.is_root)]
     while waiting:
         test = waiting.pop()

@@ -94,7 +94,7 @@ def _summands(module: Module, instruction: Instruction) -> int:
 
 
 def _labels(convolution: Instruction) -> tuple[str, str, str]:
-    """For operand, kernel and result the labels of their dims, letters or digits."""
+    """Returns for operand, kernel and result the labels of their dims, letters or digits."""
     found = _LABELS.search(convolution.attributes)
     # HLO always prints labels, except for a convolution that sums over nothing but its kernel.
     assert found is not None, convolution.attributes

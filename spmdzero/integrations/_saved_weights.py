@@ -1,4 +1,4 @@
-"""What a client writes to files of a module as it is: its `state_dict()`, and its config."""
+"""Prepares what a client writes to files of a module: its `state_dict()`, and its config."""
 
 from typing import Any
 

@@ -54,7 +54,7 @@ def module_of(op_name: str) -> str | None:
 
 
 def traced_in(op_name: str) -> str | None:
-    """As `module_of`, but also for operations of backward while `backward_scopes` was on."""
+    """Does what `module_of` does, also for backward's operations while `backward_scopes` was on."""
     found = _EITHER.findall(op_name)
     return found[-1] if found else None
 

@@ -111,7 +111,7 @@ def home_of(tensor: torch.Tensor) -> Home | None:
 
 
 def left_home(tensor: torch.Tensor) -> Home | None:
-    """As `home_of`, and forgets the home, as an engine takes the tensor over."""
+    """Returns what `home_of` does, and forgets the home, as an engine takes the tensor over."""
     return vars(tensor).pop(_HOME, None)
 
 

@@ -29,7 +29,7 @@ def watched(
 
 
 def _gradient(loss: torch.Tensor, parts: int, *scale: torch.Tensor) -> torch.Tensor:
-    """What autograd computes for `loss` where ``loss / parts``, times the scale, is differentiated.
+    """Computes autograd's gradient of `loss` for ``loss / parts``, times the scale.
 
     Args:
         loss: a scalar.

@@ -296,7 +296,7 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
         return numbers if self.scaler is None else [*numbers, scale_numbers(self.scaler)]
 
     def _form(self) -> tuple[Any, ...]:
-        """What `renew` and `boundary` depend on, in a form that takes little time at each step."""
+        """Returns what `renew` and `boundary` depend on, in a form of little cost a step."""
         groups = tuple([tuple(map(id, group["params"])) for group in self.param_groups])
         slots = tuple(map(id, self._slots)), tuple(map(tuple, self._slots.values()))
         return groups, slots, tuple(self.reset_at.items())

@@ -269,15 +269,3 @@ def test_hosts_that_ssh_reaches_are_refused_alike(tmp_path: Path, ssh: dict[str,
     assert status == 2
     assert "set SPMDZERO_BACKEND=jax for all hosts" in errors
     assert not Path(ssh["SSH_LOG"]).exists()
-
-
-@pytest.mark.slow
-def test_hosts_of_the_cpu_that_nothing_tells_which_backend_to_take_start_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    pytest.importorskip("torch_xla")
-    chosen = {"SPMDZERO_BACKEND": "", "PJRT_DEVICE": "CPU"}
-    status, _, errors = run("--hosts", "2", script(tmp_path, "raise SystemExit(0)"), **chosen)
-    assert status == 0, errors
-    assert "SPMDZERO_BACKEND is not set" in caplog.text
-    assert "set SPMDZERO_BACKEND=jax for all hosts" in caplog.text

@@ -16,15 +16,34 @@ from tests.support.processes import ROOT, environment, run_python
 
 # Forks of a process that has imported spmdzero, and so no backend: one for each line of JSON.
 SERVER = """
-import json, os, sys, traceback, types
+import importlib.machinery, json, os, sys, traceback, types
 import spmdzero, spmdzero.integrations._initialize
 from spmdzero.backend import choice_in_words, choose, current
+from spmdzero.backend._current import require_processes
 from spmdzero.errors import SpmdZeroError
 
+class Installed:
+    # What Python finds is installed.
+    def __init__(self, names):
+        self.names = names
+
+    def find_spec(self, name, path=None, target=None):
+        if name in self.names:
+            return importlib.machinery.ModuleSpec(name, self, origin="a stand-in")
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        pass
+
 def only_installed(names):
-    # What Python finds is installed; it doesn't find a name that stands for None.
+    sys.meta_path.insert(0, Installed(names))
     for name in ("torch_xla", "jax"):
-        sys.modules[name] = types.ModuleType(name) if name in names else None
+        # It doesn't find a name that stands for None.
+        sys.modules.pop(name, None)
+        if name not in names:
+            sys.modules[name] = None
         stand_in = types.ModuleType("spmdzero.backend." + name)
         stand_in.BACKEND = types.SimpleNamespace(name=name)
         sys.modules[stand_in.__name__] = stand_in
@@ -92,12 +111,12 @@ def test_importing_spmdzero_imports_no_backend() -> None:
 @pytest.mark.parametrize(
     ("there", "variable", "asked", "taken"),
     [
-        (("torch_xla", "jax"), None, "auto", "torch_xla"),
+        (("torch_xla", "jax"), None, "auto", "jax"),
         (("jax",), None, "auto", "jax"),
         (("torch_xla",), None, "auto", "torch_xla"),
-        (("torch_xla", "jax"), "jax", "auto", "jax"),
-        (("torch_xla", "jax"), "auto", "auto", "torch_xla"),
-        (("torch_xla", "jax"), "", "auto", "torch_xla"),
+        (("torch_xla", "jax"), "torch_xla", "auto", "torch_xla"),
+        (("torch_xla", "jax"), "auto", "auto", "jax"),
+        (("torch_xla", "jax"), "", "auto", "jax"),
         (("torch_xla", "jax"), "jax", "torch_xla", "torch_xla"),
         (("torch_xla", "jax"), None, "jax", "jax"),
         # What the config asks for is taken before the variable is looked at.
@@ -111,16 +130,36 @@ def test_the_config_is_asked_first_then_the_variable_then_what_is_installed(
     assert printed(code, *there, backend=variable) == [taken] * 4
 
 
+def test_a_process_that_has_imported_torch_xla_takes_it() -> None:
+    code = "import torch_xla\nshow(current)\nprint(choice_in_words())"
+    taken, said = printed(code, "torch_xla", "jax")
+    assert taken == "torch_xla"
+    assert said.startswith("torch_xla (this process has imported it; SPMDZERO_BACKEND=jax or ")
+
+
 def test_a_process_has_one_backend() -> None:
     first, error, still = printed(
-        "show(current)\nshow(choose, 'jax')\nshow(current)", "torch_xla", "jax"
+        "show(current)\nshow(choose, 'torch_xla')\nshow(current)", "torch_xla", "jax"
     )
-    assert (first, still) == ("torch_xla", "torch_xla")
+    assert (first, still) == ("jax", "jax")
     assert error == (
-        "SpmdZeroConfigError spmd.backend = 'jax': this process uses torch_xla already "
-        "(installed), and a process has one backend. Set SPMDZERO_BACKEND=jax before Python "
+        "SpmdZeroConfigError spmd.backend = 'torch_xla': this process uses jax already "
+        "(installed), and a process has one backend. Set SPMDZERO_BACKEND=torch_xla before Python "
         "starts, or use a process for each."
     )
+
+
+def test_processes_of_the_cpu_that_could_take_torch_xla_alone_are_refused() -> None:
+    code = """
+    try:
+        print(require_processes({}, platform="CPU"))
+    except SpmdZeroError as error:
+        print(error)
+    """
+    assert printed(code, "torch_xla", "jax") == ["None"]
+    (said,) = printed(code, "torch_xla")
+    assert said.startswith("torch_xla is the only backend installed. torch_xla's runtime of the ")
+    assert "pip install 'spmdzero[jax]', and then set SPMDZERO_BACKEND=jax for all" in said
 
 
 @pytest.mark.parametrize(
@@ -143,7 +182,7 @@ def test_a_process_has_one_backend() -> None:
          "Did you mean 'torch_xla'?"),
         (("torch_xla", "jax"), "tensorflow", "auto",
          "SpmdZeroRuntimeError SPMDZERO_BACKEND=tensorflow: there is no such backend. "
-         "It is one of torch_xla, jax, auto"),
+         "It is one of jax, torch_xla, auto"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_taken_is_an_error_that_says_what_to_do(
@@ -162,10 +201,11 @@ def test_a_backend_that_could_not_be_taken_leaves_the_process_free() -> None:
     ("there", "variable", "said"),
     [
         (("torch_xla", "jax"), None,
-         'torch_xla (installed; SPMDZERO_BACKEND=jax or "spmd": {"backend": "jax"} chooses jax)'),
-        (("torch_xla", "jax"), "jax",
-         'jax (SPMDZERO_BACKEND=jax; SPMDZERO_BACKEND=torch_xla or "spmd": {"backend": '
-         '"torch_xla"} chooses torch_xla)'),
+         'jax (installed; SPMDZERO_BACKEND=torch_xla or "spmd": {"backend": "torch_xla"} chooses '
+         "torch_xla)"),
+        (("torch_xla", "jax"), "torch_xla",
+         'torch_xla (SPMDZERO_BACKEND=torch_xla; SPMDZERO_BACKEND=jax or "spmd": {"backend": '
+         '"jax"} chooses jax)'),
         (("jax",), None, "jax (the only one installed)"),
     ],
 )  # fmt: skip
@@ -189,7 +229,7 @@ def test_what_takes_a_config_takes_its_backend_before_it_touches_a_device(entry:
         import torch, spmdzero
         from spmdzero.integrations._initialize import initialize_for_client
         model = torch.nn.Linear(2, 2)
-        config = {{"train_batch_size": 8, "spmd": {{"backend": "jax"}}}}
+        config = {{"train_batch_size": 8, "spmd": {{"backend": "torch_xla"}}}}
         try:
             {ENTRIES[entry]}
         except AttributeError as error:
@@ -200,7 +240,7 @@ def test_what_takes_a_config_takes_its_backend_before_it_touches_a_device(entry:
         "jax",
     )
     assert lines[0].startswith("'types.SimpleNamespace' object has no attribute")
-    assert lines[1] == "jax"
+    assert lines[1] == "torch_xla"
 
 
 def test_an_unknown_backend_in_the_config_is_refused_with_its_key() -> None:

@@ -23,7 +23,7 @@ class PlainError(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What a mask `[rows, 1, queries, keys]` says, where it is known.
+    """Says what a mask `[rows, 1, queries, keys]` lets queries see, where it is known.
 
     Attributes:
         causal: query i sees only the keys up to i.

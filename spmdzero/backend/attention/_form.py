@@ -83,7 +83,7 @@ class Form:
 
     @property
     def scope(self) -> str:
-        """What the kernels' scope says beside the direction, for who counts the scores."""
+        """Names the kernels' scope beside the direction, for who counts the scores."""
         return (".causal" if self.causal else "") + (
             "" if self.window is None else f".window{self.window}"
         )

@@ -1,4 +1,4 @@
-"""What transformers' models say of their masks and of attention that torch has no function for.
+"""Reads what transformers' models say of their masks, and of attention that torch doesn't have.
 
 Their masks are tensors of all pairs of positions, made by few functions. While a forward runs these
 take note beside each mask of what it says. The mask stays as it is, so who does something else
@@ -34,7 +34,7 @@ class Masks:
         self._seen = WeakTensorKeyDictionary()
 
     def what_is_seen(self, mask: torch.Tensor | None) -> Seen | None:
-        """What `mask` says; None where it isn't known, or was written since."""
+        """Says what `mask` shows; None where it isn't known, or was written since."""
         if not isinstance(mask, torch.Tensor) or mask not in self._seen:
             return None
         seen, version = self._seen[mask]
@@ -66,7 +66,7 @@ class Masks:
 
 
 def _what_is_asked_for(named: Mapping[str, Any], library: Any) -> Seen | None:
-    """What a mask shows that is asked for by these arguments; None where that isn't known."""
+    """Says what a mask that is asked for by these arguments shows; None where that isn't known."""
     offsets = named.get("q_offset", 0), named.get("kv_offset", 0)
     lengths = named["q_length"], named["kv_length"]
     if any(not isinstance(one, int) or one for one in offsets) or lengths[0] != lengths[1]:

@@ -37,7 +37,7 @@ def relaid(mesh: Mesh, stored: torch.Tensor, *, now: Layout, to: Layout) -> torc
 
 
 def resting(mesh: Mesh, stored: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """What is stored as `layout` says, in the memory in which that has it rest."""
+    """Returns what is stored as `layout` says, in the memory in which that has it rest."""
     return host_memory().keep(mesh, stored, layout.spec) if layout.on_host else stored
 
 

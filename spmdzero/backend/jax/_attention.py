@@ -81,7 +81,7 @@ class AttentionOp:
 
 
 def _shared(form: Form, count: int) -> Form:
-    """What one of `count` devices computes of a form: its heads; all where they don't divide."""
+    """Returns what one of `count` devices computes: its heads; all where they don't divide."""
     if form.heads % count or form.kv_heads % count:
         return form
     mask = form.mask_shape

@@ -31,7 +31,7 @@ _LONGEST_ADDRESS = 256
 
 @atexit.register
 def _past_the_barrier() -> None:
-    """At the end of a failed process, avoids JAX's barrier: the others wait for this process."""
+    """Avoids JAX's barrier at the end of a failed process: the others wait for this process."""
     watched = watch()
     if watched is None:
         return

@@ -87,7 +87,7 @@ def _make(func: Any, *args: Any, **kwargs: Any) -> Any:
 def _on_cpu_first(
     make: Callable[..., torch.Tensor], data: Any, *args: Any, device: Any = None, **kwargs: Any
 ) -> torch.Tensor:
-    """What `make`, which bypasses torch's Python dispatcher, returns; on this device too."""
+    """Returns what `make`, which bypasses torch's Python dispatcher, makes; on this device too."""
     if isinstance(data, list | tuple):
         data = _read(data)
     if device is None or torch.device(device).type != DEVICE.type:

@@ -28,7 +28,7 @@ _A_BYTE = 240
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Form:
-    """What decides which kernel it is.
+    """Decides which kernel it is.
 
     Attributes:
         rows: number of rows, of all groups.
@@ -227,7 +227,7 @@ def _dot(one: Any, other: Any, dims: Any) -> Any:
 
 
 def _is_own(tile: Any, start: Any, end: Any, shape: Sequence[int]) -> Any:
-    """Which rows of a tile are of the group from `start` to `end`, in a block of this shape."""
+    """Marks a tile's rows that are of the group from `start` to `end`, in a block of this shape."""
     place = tile * shape[0] + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
     return (place >= start) & (place < end)
 

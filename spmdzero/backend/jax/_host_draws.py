@@ -12,7 +12,7 @@ from spmdzero.backend.jax._writes import write
 
 
 def drawn_by_generator(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What `func` draws with the CPU's generator that it is given, moved to the devices.
+    """Moves to the devices what `func` draws with the CPU's generator that it is given.
 
     The numbers are those that torch draws for tensors on the CPU. Arguments that the draw depends
     on, such as the weights of a multinomial, are read.

@@ -1,4 +1,4 @@
-"""Which memory an array is in: that of its devices, or that of their host."""
+"""Tells which memory an array is in: that of its devices, or that of their host."""
 
 from typing import Any
 

@@ -61,7 +61,7 @@ class Embedded:
         self._known = set[tuple[int, ...]]()
 
     def enter(self, step: Step, array: jax.Array) -> jax.Array:
-        """What enters the region by `step`."""
+        """Enters the region by `step`."""
         made = step.made[0]
         if self._parts == 1 or not step.op.spec or step.op.spec[0] is None or array.ndim < 2:
             return array

@@ -113,7 +113,7 @@ def own_positions(ids: jax.Array) -> jax.Array:
 def by_positions(
     function: Callable[..., jax.Array], ids: jax.Array, array: jax.Array, *, summed: bool = False
 ) -> jax.Array:
-    """What the devices of the axis ``sequence`` make, each of its own positions' token ids.
+    """Has each device of the axis ``sequence`` compute with its own positions' token ids.
 
     The compiler would gather what it can't divide. Without the axis `function` is called.
 

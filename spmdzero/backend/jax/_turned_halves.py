@@ -66,7 +66,7 @@ def _of_cat(step: Step, made_by: Mapping[int, Step]) -> tuple[_Half, _Half] | No
 
 
 def _of_sum(step: Step, made_by: Mapping[int, Step]) -> tuple[_Half, _Half] | None:
-    """Of gradients in each of the two halves, 0 elsewhere."""
+    """Sums gradients in each of the two halves, 0 elsewhere."""
     if len(step.args) != 2 or step.kwargs:
         return None
     found = {}

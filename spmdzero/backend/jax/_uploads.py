@@ -57,7 +57,7 @@ class Upload(Value):
 
     @property
     def given(self) -> Any:
-        """What a program is given: the array, or the numbers that it takes to the devices."""
+        """The array that a program is given, or the numbers that it takes to the devices."""
         return self._array if self._host is None else self._host
 
 
@@ -73,5 +73,5 @@ def put(values: Sequence[Value]) -> None:
 
 
 def given(values: Sequence[Value]) -> list[Any]:
-    """What a program is given for each value: an array, or numbers on the host."""
+    """Lists what a program is given for each value: an array, or numbers on the host."""
     return [value.given if type(value) is Upload else value.array for value in values]

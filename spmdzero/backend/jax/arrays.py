@@ -232,7 +232,7 @@ def local_shapes(tensor: torch.Tensor) -> list[tuple[int, ...]]:
 
 
 def local_replicas(tensor: torch.Tensor) -> list[int]:
-    """For each shard of `local_shards`, how many devices before its own hold the same part."""
+    """Counts for each of `local_shards` the devices before its own that hold the same part."""
     return [shard.replica_id for shard in ordered_shards(_array(tensor))]
 
 

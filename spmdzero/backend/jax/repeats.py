@@ -21,7 +21,7 @@ from spmdzero.backend.protocols._arrays import Form
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Beginning:
-    """What is recorded, and the values that it and the rest of the step take.
+    """Holds what is recorded, and the values that it and the rest of the step take.
 
     Attributes:
         kept: what the rest takes.
@@ -47,7 +47,7 @@ def tensors(kept: Kept) -> list[torch.Tensor]:
 
 
 def beginning(kept: Kept) -> Beginning:
-    """What is recorded now, after which operations on the `kept` values follow."""
+    """Returns what is recorded now, after which operations on the `kept` values follow."""
     roots = pending_values(but=kept)
     inner = [value for value in kept.values if value.node is not None]
     known = Signature()

@@ -106,7 +106,7 @@ class Arrays(Protocol):
         """The form of each tensor, for which programs are compiled."""
 
     def are_on_host(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
-        """Of each whether it rests in the host's memory."""
+        """Says of each whether it rests in the host's memory."""
 
     def is_split(self, tensor: torch.Tensor) -> bool:
         """Whether devices may hold different parts of an annotated tensor."""
@@ -121,4 +121,4 @@ class Arrays(Protocol):
         """The shapes of the slices in `local_slices`."""
 
     def local_replicas(self, tensor: torch.Tensor) -> list[int]:
-        """For each shard of `local_shards`, how many devices before its own hold the same part."""
+        """Counts for each of `local_shards` the devices before its own that hold the same part."""

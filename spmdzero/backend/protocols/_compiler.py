@@ -45,7 +45,7 @@ class FoldedFunction:
 
     @property
     def arrangement(self) -> tuple[int | None, ...]:
-        """For each parameter of the program the index of an input, or None for a constant."""
+        """Gives for each parameter of the program the index of an input, or None for a constant."""
         return tuple(a if isinstance(a, int) else None for a in self.arguments)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

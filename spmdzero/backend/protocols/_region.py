@@ -37,13 +37,13 @@ class PartsOfGradients(Protocol):
 
     @property
     def unit(self) -> float:
-        """What the sum over replicas is multiplied by on the way."""
+        """The factor by which the sum over replicas is multiplied on the way."""
 
     def is_trained(self, name: str) -> bool:
         """Whether the gradient of this parameter is used."""
 
     def part(self, name: str, local: torch.Tensor, *, shown: str) -> torch.Tensor:
-        """Of the sum over replicas of each device's `local` this device's part, in replica space.
+        """Sums `local` over replicas and returns this device's part of it, in replica space.
 
         Args:
             name: of the parameter.

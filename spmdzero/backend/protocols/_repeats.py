@@ -69,7 +69,7 @@ class Repeats(Protocol):
         """New tensors with the values that were kept."""
 
     def beginning(self, kept: Any) -> Beginning:
-        """What is recorded now, after which operations on the `kept` values follow."""
+        """Returns what is recorded now, after which operations on the `kept` values follow."""
 
     def learn(
         self,

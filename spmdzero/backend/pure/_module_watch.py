@@ -321,7 +321,7 @@ def _container(value: Any) -> Any:
 
 
 def _behind(value: Any) -> tuple[Any, ...]:
-    """What a bound method or a partial call computes with."""
+    """Lists what a bound method or a partial call computes with."""
     if isinstance(value, types.MethodType):
         return (value.__self__,)
     if isinstance(value, functools.partial):

@@ -35,7 +35,7 @@ class Quirks(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Provided:
-    """What a forward in the region runs on.
+    """Provides what a forward in the region runs on.
 
     Attributes:
         random: the replicas' random numbers.

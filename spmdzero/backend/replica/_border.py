@@ -137,7 +137,7 @@ def enter_part(
     parts: PartsOfGradients,
     seed: int,
 ) -> torch.Tensor:
-    """What stands for a parameter where a loop takes it as shards: its gradient is a part.
+    """Stands for a parameter where a loop takes it as shards: its gradient is a part.
 
     Where `torch.autograd.grad` is asked for it, it is that of `enter_whole`.
 

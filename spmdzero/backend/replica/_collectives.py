@@ -33,7 +33,7 @@ _OF_STACKED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class RowCollectives:
-    """What replicas hand each other in one pass through the region.
+    """Carries what replicas hand each other in one pass through the region.
 
     Args:
         mesh: the devices.

@@ -185,7 +185,7 @@ class GatheredAtUse:
         return parts.part(shard.name, gradient, shown=shard.shown)
 
     def awaiting_part(self, shard: Shard, dtype: torch.dtype) -> torch.Tensor:
-        """What autograd hands the parts of a parameter's gradient to, in their dtype."""
+        """Takes from autograd the parts of a parameter's gradient, in their dtype."""
         spec, dim = self._mesh.spec, shard.dim
         length = shard.local.shape[dim] * spec.fsdp // spec.parts(spec.states_of_region)
         return enter_part(
@@ -234,7 +234,7 @@ class GatheredAtUse:
         return made
 
     def shard_of(self, tensor: Any) -> Shard | None:
-        """What `tensor` stands for, or views; None where it is not a stand-in, or was written."""
+        """Returns what `tensor` stands for, or views; None for no stand-in, or a written one."""
         source = self._gathering.source_of(tensor)
         shard = None if source is None else self._shards.get(source)
         written = shard is not None and self._gathering.stamp(tensor) != shard.stamp

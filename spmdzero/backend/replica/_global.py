@@ -79,7 +79,7 @@ class GlobalForward:
 
     @property
     def attention(self) -> tuple[AttentionCall, ...]:
-        """As in `ReplicaRegion`; empty, because GSPMD couldn't split a kernel."""
+        """Is empty, unlike that of `ReplicaRegion`, because GSPMD couldn't split a kernel."""
         return self._around.attention
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -161,7 +161,7 @@ def _answers_itself(group: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Function:
-    """What `torch.distributed.nn` applies: torch's own outside of a forward."""
+    """Stands for what `torch.distributed.nn` applies: torch's own outside of a forward."""
 
     name: str
     original: Any

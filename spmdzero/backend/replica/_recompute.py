@@ -156,7 +156,7 @@ def kept_on_host(enabled: bool) -> Iterator[None]:
 
 
 def recomputed_but_dots(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """As `recomputed`, but keeps results of matrix products, convolutions and attention kernels.
+    """Keeps, unlike `recomputed`, results of matrix products, convolutions and attention kernels.
 
     The second run takes these from the first and computes the rest, which is elementwise or a sum
     over a row.

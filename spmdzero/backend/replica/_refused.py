@@ -1,4 +1,4 @@
-"""What blocks take and return, and the error about blocks that can't become a loop."""
+"""Takes apart what blocks take and return, and refuses blocks that can't become a loop."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ class NotALoopError(ImpureError):
 
 
 def taken_apart(tree: Any) -> tuple[Skeleton, list[torch.Tensor]]:
-    """What a block takes or returns, without its tensors, and the tensors.
+    """Returns what a block takes or returns, without its tensors, and the tensors.
 
     Raises:
         NotALoopError: a part of `tree` may change from call to call.

@@ -1,4 +1,4 @@
-"""What a user writes where a model of transformers' asks for a shape that depends on data."""
+"""Says what to write where a model of transformers' asks for a shape that depends on data."""
 
 import sys
 from types import FrameType

@@ -11,7 +11,7 @@ from spmdzero.backend.replica._differentiable import summed
 
 
 def sync_batch_norm(rows: RowCollectives, norm: Any, x: torch.Tensor) -> torch.Tensor:
-    """What `norm`, a SyncBatchNorm in training or not, makes of a replica's `[b, c, ...]`.
+    """Computes what `norm`, a SyncBatchNorm in training or not, makes of a replica's `[b, c, ...]`.
 
     torch's own has kernels for CUDA alone. Statistics are at least fp32, as its are.
 

@@ -152,7 +152,7 @@ class Chain:
         )
 
     def _awaiting(self, shards: Mapping[str, Shard]) -> list[torch.Tensor]:
-        """What the parts of one block's gradients are handed to, in the order of `trained`."""
+        """Takes the parts of one block's gradients, in the order of `trained`."""
         trained = zip(self.body.trained, self.body.gradients, strict=True)
         gathered = self._provided.gathered
         return [

@@ -148,7 +148,7 @@ class _Blocks(torch.autograd.Function):
 
 
 def _by_input(body: Body, outputs: Sequence[torch.Tensor], ctx: Any) -> list[torch.Tensor | None]:
-    """What the backward's loop returns after dx, for each tensor that the forward took after x."""
+    """Lists what the backward's loop returns after dx, for each input of the forward after x."""
     shared = len(body.shared)
     sums = dict(zip(body.shared, outputs[:shared], strict=True))
     slices = {

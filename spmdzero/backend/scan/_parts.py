@@ -74,7 +74,7 @@ class Loops:
 def shards_of(
     parameters: Mapping[str, torch.Tensor], gathered: GatheredAtUse | None
 ) -> dict[str, Shard]:
-    """By name, of a block's parameters those that rest as shards."""
+    """Names those of a block's parameters that rest as shards."""
     if gathered is None:
         return {}
     found = {name: gathered.shard_of(parameter) for name, parameter in parameters.items()}

@@ -1,4 +1,4 @@
-"""What stage 3 needs of torch_xla's tensors: see `spmdzero.backend.replica.Gathering`."""
+"""Gathers torch_xla's tensors for stage 3: see `spmdzero.backend.replica.Gathering`."""
 
 import dataclasses
 import functools

@@ -130,7 +130,7 @@ for _method in dotted(_UNSUPPORTED):
 
 
 class _Held:
-    """What this process knows of the devices that share rows: their group, once there is one."""
+    """Holds what is known of the devices that share rows: their group, once there is one."""
 
     group: RowSharers | None = None
     members = 1

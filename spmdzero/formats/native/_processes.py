@@ -45,7 +45,7 @@ def shared_failure(order: SaveOrder) -> Iterator[None]:
 
 
 def begin(order: SaveOrder) -> None:
-    """In the first process: tells the others that they may write into the folder.
+    """Tells the others, in the first process, that they may write into the folder.
 
     Also tells the next save which tag they write, so that it can remove what this one leaves.
     """
@@ -87,7 +87,7 @@ def await_parts(order: SaveOrder) -> list[Contents]:
 
 
 def end(order: SaveOrder) -> None:
-    """In the first process: tells the others that all is done."""
+    """Tells the others, in the first process, that all is done."""
     forget(order.folder, order.nonce)
 
 

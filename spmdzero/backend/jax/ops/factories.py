@@ -128,7 +128,7 @@ def eye(n: int, m: int | None = None, *, dtype: Any = None, **_: Any) -> Any:
 
 @lowers("linspace")
 def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None, **_: Any) -> Any:
-    """As many numbers as `steps`, from start to end."""
+    """Makes as many numbers as `steps`, from start to end."""
     real = np.float64 if not isinstance(start, complex) else np.complex128
     values = np.linspace(start, end, steps, dtype=real)
     if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):

@@ -122,7 +122,7 @@ def scatter_add(self: Any, dim: int, index: Any, src: Any) -> Any:
 def scatter_reduce(
     self: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True
 ) -> Any:
-    """As `scatter` with a reduction, which includes self's elements or leaves them out."""
+    """Scatters with a reduction, which includes self's elements or leaves them out."""
     if self.ndim == 0:
         whole = scatter_reduce(
             self[None], 0, index.reshape(-1), _flat(src), reduce, include_self=include_self
@@ -190,7 +190,7 @@ def index_fill(self: Any, dim: int, index: Any, value: Any) -> Any:
 def index_reduce(
     self: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
 ) -> Any:
-    """As `index_add` with another reduction."""
+    """Does what `index_add` does, with another reduction."""
     if self.ndim == 0:
         whole = index_reduce(
             self[None], 0, index.reshape(-1), source.reshape(-1), reduce, include_self=include_self

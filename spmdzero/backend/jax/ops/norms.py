@@ -155,7 +155,7 @@ def batch_norm_functional(
 
 @lowers("native_batch_norm", "_native_batch_norm_legit")
 def native_batch_norm(*operands: Any, **options: Any) -> tuple[Any, Any, Any]:
-    """As the functional form, without the running stats, which torch changes in place."""
+    """Computes the functional form without the running stats, which torch changes in place."""
     return batch_norm_functional(*operands, **options)[:3]
 
 

@@ -58,7 +58,7 @@ def local_shapes(tensor: torch.Tensor) -> list[tuple[int, ...]]:
 
 
 def local_replicas(tensor: torch.Tensor) -> list[int]:
-    """For each local device, how many devices before it hold the same part of `tensor`."""
+    """Counts for each local device the devices before it that hold the same part of `tensor`."""
     return [replica for replica, _ in _C._get_local_shard_replica_and_indices([tensor])[0]]
 
 
