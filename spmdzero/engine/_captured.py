@@ -21,6 +21,8 @@ from spmdzero.engine._three_calls import ThreeCalls
 from spmdzero.engine._whole_step import WholeStep, trace_whole_step
 from spmdzero.state._training import Training
 
+_CALL = "train_batch"
+
 
 class CapturedSteps:
     """Decides for each micro-batch of `train_batch` whether it is traced or replayed.
@@ -33,6 +35,7 @@ class CapturedSteps:
         training: the training of the engine.
         calls: train a micro-batch that is traced.
         launching: takes note of the programs that are started.
+        kinds: what is known of micro-batches.
         step_end: ends the micro-batches that `calls` doesn't trace.
         call: `calls.forward` with the hooks around it.
 
@@ -47,14 +50,13 @@ class CapturedSteps:
         *,
         calls: ThreeCalls,
         launching: Launching,
+        kinds: KnownKinds,
         step_end: StepEnd,
         call: Callable[..., Any],
     ) -> None:
         self._training, self._calls, self._call = training, calls, call
         self._launching, self._step_end = launching, step_end
-        self._known_kinds: KnownKinds[Trust[WholeStep]] = KnownKinds(
-            training, launching, call="train_batch"
-        )
+        self._kinds = kinds
         self.replayed = self.traced = 0
         self.reason: str | None = None
 
@@ -68,7 +70,7 @@ class CapturedSteps:
         It is for code whose path depends on something that spmdzero can't see: a global variable,
         the time, a file. Call it when that changes.
         """
-        self._known_kinds.recheck()
+        self._kinds.recheck(_CALL)
 
     def micro_batch(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, last: bool, steps: bool
@@ -83,7 +85,7 @@ class CapturedSteps:
         training, calls, ends = self._training, self._calls, last or steps
         if training.optimizer is not None:
             training.optimizer.renew()
-        blocked = self._known_kinds.refusal()
+        blocked = self._kinds.refusal(_CALL)
         if blocked is None and training.optimizer is None:
             blocked = "there is no optimizer"
         if blocked is not None:
@@ -98,8 +100,8 @@ class CapturedSteps:
         trust: Trust[WholeStep] | None = None
         try:
             form = InputForm.of(*placed)
-            trust = self._known_kinds.find((last, ends), form.form, Trust)
-            reason = self._start(trust, placed, form, last=last, ends=ends)
+            trust = self._kinds.find(_CALL, form.with_places(), Trust, part=(last, ends))
+            reason = self._start(trust, placed, form, last=last)
         except (UnknownInputError, NotCapturableError) as error:
             reason = str(error)
             with errors_are_the_users(trust):
@@ -118,7 +120,6 @@ class CapturedSteps:
         form: InputForm,
         *,
         last: bool,
-        ends: bool,
     ) -> str | None:
         """Starts the micro-batch as one program; returns why it was traced, or None.
 
@@ -155,7 +156,7 @@ class CapturedSteps:
             try:
                 return step.start(sources), Compiled()
             except ProgramLostError:
-                self._known_kinds.say(
+                self._kinds.say(
                     logging.INFO,
                     "train_batch compiles a program again: %s",
                     f"{current().name} let go of it for others that were used since",
@@ -181,7 +182,7 @@ class CapturedSteps:
         )
         with self._launching.programs.own_reads():
             self._training.state.own_numbers()
-        reason = self._known_kinds.compare(trust, trace)
+        reason = self._kinds.compare(_CALL, trust, trace)
         if trust.record is None:
             raise NotCapturableError(str(reason))
         return reason or f"this kind of micro-batch was seen {seen} of {TRACES} times"
@@ -192,9 +193,9 @@ class CapturedSteps:
         if self._training.spmd_config.spmd.capture:
             # A caller that reads a step's program knows that the step is traced for it.
             level = logging.DEBUG if reason == OBSERVED else logging.INFO
-            self._known_kinds.say_python(level, "in this step", reason)
+            self._kinds.say_python(level, _CALL, "in this step", reason)
         self._run(forward, ends=ends)
-        self._known_kinds.accept_changes()
+        self._kinds.accept_changes()
 
     def _run(self, forward: Callable[[], Any], *, ends: bool) -> None:
         """Traces a micro-batch and starts it; calls `step`, which may end the step, if `ends`."""

@@ -16,6 +16,7 @@ from spmdzero.engine._checkpoints import Checkpoints
 from spmdzero.engine._direct_calls import DirectCalls
 from spmdzero.engine._exports import Exports
 from spmdzero.engine._folded import FoldedCalls
+from spmdzero.engine._known_kinds import KnownKinds
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._module_methods import LoadsFollow, ModuleMethods
 from spmdzero.engine._offers import offers
@@ -125,7 +126,8 @@ class Engine(nn.Module, _Offered):
             training, accumulation=accumulation, launching=launching, progress=self._progress
         )
         self.after_step = self._step_end.after_step
-        self.folding = FoldedCalls(training, launching)
+        kinds = KnownKinds(training, launching)
+        self.folding = FoldedCalls(training, launching, kinds)
         self._calls = ThreeCalls(
             training,
             accumulation=accumulation,
@@ -138,6 +140,7 @@ class Engine(nn.Module, _Offered):
             training,
             calls=self._calls,
             launching=launching,
+            kinds=kinds,
             step_end=self._step_end,
             # Through the engine itself, so that its hooks run around the forward.
             call=weakref.proxy(self),

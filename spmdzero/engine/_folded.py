@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from spmdzero.backend import Passage, arrays, current, draw_keys
+from spmdzero.backend.pure import ModuleWatch
 from spmdzero.engine._folded_call import FoldedCall, Trained
 from spmdzero.engine._folded_forward import FoldedPass, ForwardContext, PassTracer
-from spmdzero.engine._input_form import UnknownInputError, freeze
+from spmdzero.engine._input_form import InputForm, UnknownInputError
 from spmdzero.engine._kinds import NotCapturableError, Trust, errors_are_the_users
 from spmdzero.engine._known_kinds import KnownKinds
 from spmdzero.engine._launching import Launching
@@ -20,6 +21,8 @@ from spmdzero.engine._repeated_steps import RepeatedSteps
 from spmdzero.state._still_placed import require_planned
 from spmdzero.state._training import Training
 from spmdzero.step._gradients import HeldBackward
+
+_CALL = "engine(...)"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -45,6 +48,7 @@ class FoldedCalls:
     Args:
         training: the training of the engine.
         launching: takes note of its programs.
+        kinds: what is known of forwards.
 
     Attributes:
         folded, traced: numbers of forwards with gradients so far, outside of `train_batch`.
@@ -52,11 +56,10 @@ class FoldedCalls:
         ends: starts whole programs again.
     """
 
-    def __init__(self, training: Training, launching: Launching) -> None:
-        self._training, self._launching = training, launching
-        self._known_kinds: KnownKinds[_Forwards] = KnownKinds(
-            training, launching, call="engine(...)"
-        )
+    def __init__(self, training: Training, launching: Launching, kinds: KnownKinds) -> None:
+        self._training, self._launching, self._kinds = training, launching, kinds
+        # The watch for which `ends` knows programs.
+        self._watch: ModuleWatch | None = None
         self._in_program, self._trained = False, Trained()
         self.ends = RepeatedSteps(training, launching)
         self.folded = self.traced = 0
@@ -72,14 +75,14 @@ class FoldedCalls:
         It is for code whose path depends on something that spmdzero can't see, as in
         `CapturedSteps.check`.
         """
-        self._known_kinds.recheck()
+        self._kinds.recheck(_CALL)
         self.ends.forget()
 
     def blocked(self) -> str | None:
         """Why nothing may be folded now, or None if folding is allowed."""
         if self._training.in_train_batch:
             return "train_batch captures whole steps"
-        return self._known_kinds.blocked()
+        return self._kinds.blocked()
 
     def before_update(self) -> bool:
         """Whether the update that follows is folded; notes it for the pending program."""
@@ -115,12 +118,12 @@ class FoldedCalls:
                 return self._call(forwards, inputs)
             except NotCapturableError as reason:
                 self.reason = str(reason)
-                self._known_kinds.say_python(logging.INFO, "", self.reason)
+                self._kinds.say_python(logging.INFO, _CALL, "", self.reason)
         self.traced += 1
         require_planned(training)
         with errors_are_the_users(forwards):
             output = training.forward(args, kwargs)
-        self._known_kinds.accept_changes()
+        self._kinds.accept_changes()
         return output
 
     def _call(self, forwards: _Forwards, inputs: Sequence[torch.Tensor]) -> Any:
@@ -131,14 +134,15 @@ class FoldedCalls:
         verify = not forwards.ready
         if verify:
             self._verify(forwards, tensors)
-        record = forwards.record
+        record, watch = forwards.record, self._kinds.watch
         assert record is not None
+        assert watch is not None
         keys = self._training.mesh.place_all(draw_keys(record.traced.keys))
         call = FoldedCall(
             training=self._training,
             record=record,
             step=self._training.counters.global_steps,
-            context=ForwardContext.now(self._training.module, self._known_kinds.watch),
+            context=ForwardContext.now(self._training.module, watch),
             again=functools.partial(self._again, tracer=forwards.tracer),
             backward=functools.partial(self._backward, forwards=forwards, verify=verify),
             trained=self._trained,
@@ -148,7 +152,7 @@ class FoldedCalls:
         return record.output.filled(outputs)
 
     def _verify(self, forwards: _Forwards, tensors: Sequence[torch.Tensor]) -> None:
-        reason = self._known_kinds.compare(forwards, lambda: forwards.tracer.fold(tensors))
+        reason = self._kinds.compare(_CALL, forwards, lambda: forwards.tracer.fold(tensors))
         if reason is not None:
             forwards.backwards.clear()
             raise NotCapturableError(reason)
@@ -177,7 +181,7 @@ class FoldedCalls:
                 reason = trust.judge(outcome)
             if reason is not None:
                 forwards.given_up = reason
-                self._known_kinds.say_python(logging.WARNING, "at every step from now on", reason)
+                self._kinds.say_python(logging.WARNING, _CALL, "at every step from now on", reason)
         if traced or trust.record is None:
             passage, call.passage = call.passage or call.again(call, saved), None
             forwards.tracer.backward(passage, grads, folds=False)
@@ -208,26 +212,27 @@ class FoldedCalls:
         )
 
     def _refusal(self) -> str | None:
-        refusal = self._known_kinds.refusal()
-        if not self._known_kinds.kinds:
+        refusal = self._kinds.refusal(_CALL)
+        if self._kinds.watch is not self._watch:
             # A change of what is watched forgets kinds, and so the programs that begin as they do.
+            self._watch = self._kinds.watch
             self.ends.forget()
         if refusal is not None:
             return refusal
         if self._training.region is None:
             return "the forward is global"
-        if not any(parameter.requires_grad for parameter in self._known_kinds.parameters):
+        if not any(parameter.requires_grad for parameter in self._kinds.parameters):
             return "no parameter requires a gradient"
         return None
 
-    def _find(self, args: Any, kwargs: dict[str, Any]) -> tuple[_Forwards, list[torch.Tensor]]:
+    def _find(self, args: Any, kwargs: dict[str, Any]) -> tuple[_Forwards, Sequence[torch.Tensor]]:
         """The compared traces of forwards of this kind, and the tensors of this one's inputs."""
         try:
-            form, inputs = freeze((args, kwargs))
+            form = InputForm.of(args, kwargs)
         except UnknownInputError as error:
             raise NotCapturableError(str(error)) from error
-        known = self._known_kinds.find("forward", form, _Forwards)
+        known = self._kinds.find(_CALL, form.form, _Forwards)
         if not known.ready:
             # A new tracer, as an earlier trace may have changed the module.
             known.tracer = PassTracer(self._training, args, kwargs)
-        return known, inputs
+        return known, form.tensors

@@ -26,7 +26,7 @@ class InputForm:
 
     Attributes:
         form: containers and their attributes, values that are no tensors, and each tensor's shape,
-            dtype, batch dim, sharding and the first tensor that has the same buffer.
+            dtype and batch dim.
         tensors: the tensors, in the order of `form`.
     """
 
@@ -35,23 +35,26 @@ class InputForm:
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "InputForm":
-        """The form of placed inputs, none of which is pending.
+        """The form of placed inputs.
 
         Raises:
-            UnknownInputError: an object that is neither a container nor a plain value.
+            UnknownInputError: an input requires a gradient, or is neither a container nor a plain
+                value.
         """
-        form, tensors = freeze((args, dict(kwargs)))
-        handles = arrays.buffer_handles(tensors)
+        form, tensors = _taken_apart((args, dict(kwargs)))
+        return cls(form=form, tensors=tuple(tensors))
+
+    def with_places(self) -> Hashable:
+        """The form with each tensor's sharding, and the first tensor that has the same buffer.
+
+        None of the tensors may be pending.
+        """
+        handles = arrays.buffer_handles(self.tensors)
         shared = tuple(handles.index(handle) for handle in handles)
-        return cls(form=(form, tuple(arrays.forms_of(tensors)), shared), tensors=tuple(tensors))
+        return self.form, tuple(arrays.forms_of(self.tensors)), shared
 
 
-def freeze(tree: Any) -> tuple[Hashable, list[torch.Tensor]]:
-    """The form of `tree`, without shardings and shared buffers, and its tensors in that order.
-
-    Raises:
-        UnknownInputError: see `InputForm.of`.
-    """
+def _taken_apart(tree: Any) -> tuple[Hashable, list[torch.Tensor]]:
     tensors: list[torch.Tensor] = []
 
     def leaf(given: Any) -> Hashable:

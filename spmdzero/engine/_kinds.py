@@ -28,7 +28,8 @@ class Kind:
     """Everything that a compiled program depends on, except the watched structure of the module.
 
     Attributes:
-        part: part of the step: a forward, or a micro-batch that ends the step or doesn't.
+        call: the call that would otherwise run the model's Python, such as ``"train_batch"``.
+        part: which part of the step it runs: a micro-batch that ends the step, or one that doesn't.
         form: form of the inputs, see `InputForm`.
         requires_grad: `requires_grad` of each parameter.
         batch: the batch sizes, which with the config decide the plan.
@@ -38,6 +39,7 @@ class Kind:
         autocast: dtype of `torch.autocast` on the devices, None if it is off.
     """
 
+    call: str
     part: Hashable
     form: Hashable
     requires_grad: tuple[bool, ...]
@@ -52,6 +54,7 @@ class Kind:
         cls,
         training: Training,
         *,
+        call: str,
         part: Hashable,
         form: Hashable,
         parameters: Iterable[torch.Tensor],
@@ -63,6 +66,7 @@ class Kind:
         with torch._C.DisableTorchFunctionSubclass():
             trained = tuple([parameter.requires_grad for parameter in parameters])
         return cls(
+            call=call,
             part=part,
             form=form,
             requires_grad=trained,

@@ -1,8 +1,8 @@
-"""Decides what is known of a micro-batch that comes, to replay it or to fold it."""
+"""Decides what is known of a micro-batch or a forward that comes, to replay it or to fold it."""
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -21,36 +21,34 @@ logger = logging.getLogger("spmdzero")
 TrustT = TypeVar("TrustT", bound=Trust)
 
 
-class KnownKinds(Generic[TrustT]):
+class KnownKinds:
     """The record of each kind, for as long as the module stays as it was when it was traced.
+
+    `train_batch` and the three calls share it. `call` is the one that would otherwise run the
+    model's Python, ``"train_batch"`` or ``"engine(...)"``.
 
     Args:
         training: the training of the engine.
         launching: knows who observes its programs, and which hooks run around its calls.
-        call: the call that would otherwise run the model's Python, such as ``"train_batch"``.
 
     Attributes:
         kinds: the latest 64 kinds, each with its record.
+        watch: the watch of the module, None before the first `refusal`.
     """
 
-    def __init__(self, training: Training, launching: Launching, *, call: str) -> None:
-        self._training, self._launching, self._call = training, launching, call
-        self._watch: ModuleWatch | None = None
+    def __init__(self, training: Training, launching: Launching) -> None:
+        self._training, self._launching = training, launching
+        self.watch: ModuleWatch | None = None
         self._said: set[str] = set()
-        self.kinds: dict[Kind, TrustT] = {}
+        self.kinds: dict[Kind, Trust[Any]] = {}
 
-    def recheck(self) -> None:
-        """Makes the next micro-batch of each kind be traced once more, and compared."""
-        for known in self.kinds.values():
-            known.recheck()
+    def recheck(self, call: str) -> None:
+        """Makes the call's next of each kind be traced once more, and compared."""
+        for kind, known in self.kinds.items():
+            if kind.call == call:
+                known.recheck()
 
-    @property
-    def watch(self) -> ModuleWatch:
-        """The watch of the module, which exists after the first `refusal`."""
-        assert self._watch is not None
-        return self._watch
-
-    def refusal(self) -> str | None:
+    def refusal(self, call: str) -> str | None:
         """Why what comes has to be traced, whatever its kind, or None.
 
         It looks at the module, and forgets all kinds if that has changed.
@@ -58,15 +56,15 @@ class KnownKinds(Generic[TrustT]):
         off = self._off()
         if off is not None:
             return off
-        change = self._watch.change() if self._watch is not None else None
+        change = self.watch.change() if self.watch is not None else None
         if change is not None:
             self.kinds.clear()
-            message = f"{self._call} compiles its programs again, as the model has changed: %s"
+            message = f"{call} compiles its programs again, as the model has changed: %s"
             self.say(logging.INFO, message, change)
-        if self._watch is None or change is not None:
-            self._watch = self._look()
-        if self._watch.hook is not None:
-            return f"Python has to run at each step: {self._watch.hook}"
+        if self.watch is None or change is not None:
+            self.watch = self._look()
+        if self.watch.hook is not None:
+            return f"Python has to run at each step: {self.watch.hook}"
         return self.blocked()
 
     def _off(self) -> str | None:
@@ -104,20 +102,23 @@ class KnownKinds(Generic[TrustT]):
     @property
     def parameters(self) -> Sequence[torch.Tensor]:
         """The module's parameters, as the watch saw them."""
-        return self._watch.parameters if self._watch is not None else ()
+        return self.watch.parameters if self.watch is not None else ()
 
-    def find(self, part: Hashable, form: Hashable, new: Callable[[], TrustT]) -> TrustT:
+    def find(
+        self, call: str, form: Hashable, new: Callable[[], TrustT], *, part: Hashable = None
+    ) -> TrustT:
         """The record of the kind that comes, which `new` makes if there is none.
 
         Args:
-            part: part of the step: a forward, or a micro-batch that ends the step or doesn't.
             form: form of the inputs, see `InputForm`.
+            part: which part of the step it runs, see `Kind`.
         """
-        kind = Kind.of(self._training, part=part, form=form, parameters=self.parameters)
-        if kind in self.kinds:
-            return self.kinds[kind]
-        if any(known.ready for known in self.kinds.values()):
-            message = f"{self._call} compiles one more program: %s"
+        kind = Kind.of(self._training, call=call, part=part, form=form, parameters=self.parameters)
+        known: Any = self.kinds.get(kind)
+        if known is not None:
+            return known
+        if any(known.ready for kind, known in self.kinds.items() if kind.call == call):
+            message = f"{call} compiles one more program: %s"
             reason = "inputs of other shapes, dtypes, shardings or values, or another mode"
             self.say(logging.INFO, message, reason)
         if len(self.kinds) == _MOST_KINDS:
@@ -125,27 +126,28 @@ class KnownKinds(Generic[TrustT]):
         self.kinds[kind] = known = new()
         return known
 
-    def compare(self, known: Trust[Any], trace: Callable[[], Any]) -> str | None:
+    def compare(self, call: str, known: Trust[Any], trace: Callable[[], Any]) -> str | None:
         """Traces what comes and compares it with the latest of its kind.
 
         Returns why it can't stand for later ones, or None.
         """
         with self._launching.programs.own_reads():
+            assert self.watch is not None
             outcome = attempt(trace, watch=self.watch, who="the forward")
             reason = known.judge(outcome)
         if known.given_up is not None:
-            self.say_python(logging.WARNING, "at every step from now on", known.given_up)
+            self.say_python(logging.WARNING, call, "at every step from now on", known.given_up)
         return reason
 
     def accept_changes(self) -> None:
         """Accepts the changes that a trace made to the module, as each step makes them."""
-        if self._watch is not None and self._watch.change():
-            self._watch = self._look()
+        if self.watch is not None and self.watch.change():
+            self.watch = self._look()
             self.kinds = {key: k for key, k in self.kinds.items() if not k.ready}
 
-    def say_python(self, level: int, when: str, reason: str) -> None:
-        """Logs that the call runs the model's Python, ``"in this step"`` or so, and why."""
-        message = f"{self._call} runs the model's Python {when}".rstrip()
+    def say_python(self, level: int, call: str, when: str, reason: str) -> None:
+        """Logs that `call` runs the model's Python, ``"in this step"`` or so, and why."""
+        message = f"{call} runs the model's Python {when}".rstrip()
         self.say(
             level, f"{message}, which takes longer than to start what was compiled: %s", reason
         )

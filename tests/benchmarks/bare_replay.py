@@ -34,7 +34,7 @@ def measure(model: str, devices: int, steps: int) -> dict[str, float]:
     for step in range(WARM_UP):
         for each in (engine, tracing):
             each.train_batch(iter([workload.batch(step)]))
-    (trust,) = engine.capture._known_kinds.kinds.values()
+    (trust,) = engine.capture._kinds.kinds.values()
     record = trust.record
     assert record is not None, engine.capture.reason
     assert record.program is not None
