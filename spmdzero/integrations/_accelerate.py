@@ -18,6 +18,7 @@ from spmdzero.backend.hosts import processes
 from spmdzero.config import backend_of, load_config, with_value
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._replaced import in_place_of
+from spmdzero.integrations._rows_of_devices import shorten_dummies
 
 ASKED = "ACCELERATE_USE_DEEPSPEED"
 _PARALLEL = "tensor_parallel"
@@ -104,6 +105,7 @@ def _prepare(accelerators: Any) -> None:
         if not hasattr(accelerators, "DummyOptim"):
             refuse_late("accelerate")
         _name_axis(self.deepspeed_plugin.deepspeed_config)
+        shorten_dummies(args)
         return original(self, *args)
 
 

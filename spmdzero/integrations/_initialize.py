@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import spmdzero
-from spmdzero.backend import choose, local_replicas, runtime
+from spmdzero.backend import choose, runtime
 from spmdzero.backend.hosts import processes
 from spmdzero.config import (
     backend_of,
-    mesh_axes_of,
     named_by,
     old_argument,
     one_of,
@@ -24,7 +23,7 @@ from spmdzero.integrations import _trainer
 from spmdzero.integrations._accelerate import require_counted
 from spmdzero.integrations._client_engine import ClientEngine
 from spmdzero.integrations._lengths import heed_positions
-from spmdzero.plan import MeshSpec
+from spmdzero.integrations._rows_of_devices import VARIABLE, of_a_device, refuse, replicas_under
 
 _CLIENTS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "trl")
 ROWS = "train_micro_batch_size_per_gpu"
@@ -57,7 +56,9 @@ def initialize_for_client(*args: Any, **kwargs: Any) -> Any:
     processes.join()
     require_counted(runtime.process_count())
     _trainer.defer_reads()
-    if _only_evaluates(config, args, kwargs) and _rows_left_over(config):
+    if "swift" in sys.modules:
+        refuse("ms-swift has loaders of its own")
+    if _only_evaluates(config, args, kwargs) and _rows_left_over(config) and not of_a_device():
         # An evaluation takes any number of rows, and accelerate fills in 1 where it has no loader.
         config[ROWS] = replicas_under(config)
         config.pop("train_batch_size", None)
@@ -88,16 +89,6 @@ def _rows_left_over(config: Mapping[str, Any]) -> bool:
     return isinstance(rows, int) and rows % replicas_under(config) != 0
 
 
-def replicas_under(config: Mapping[str, Any]) -> int:
-    """Number of this process's replicas under a config: its devices, unless some share rows.
-
-    Raises:
-        SpmdZeroConfigError: the config's mesh doesn't fit the devices.
-    """
-    spec = MeshSpec.resolve(mesh_axes_of(config), device_count=runtime.device_count())
-    return max(1, local_replicas(spec))
-
-
 def config_of_devices(config: Any) -> dict[str, Any]:
     """Converts a client's config, which counts the rows of a process, to rows of a device.
 
@@ -113,14 +104,19 @@ def config_of_devices(config: Any) -> dict[str, Any]:
     if config.get("steps_per_print") == math.inf:
         del config["steps_per_print"]
     rows, devices = config.get(ROWS), replicas_under(config)
-    if isinstance(rows, int):
+    if isinstance(rows, int) and of_a_device():
+        # The client has multiplied by its processes.
+        config.pop("train_batch_size", None)
+    elif isinstance(rows, int):
         if rows % devices:
             raise SpmdZeroConfigError(
                 key=ROWS,
                 value=rows,
                 reason="to this client they are the rows of a process (the loader's batch_size, "
                 f"per_device_train_batch_size), which its {devices} devices can't share",
-                fix=f"Take {max(rows // devices, 1) * devices} or another multiple of {devices}.",
+                fix=f"Take {max(rows // devices, 1) * devices} or another multiple of {devices}. "
+                f"Or start by `spmdzero run --rows-per-device` ({VARIABLE}=device): they are the "
+                "rows of a device then, as on GPUs.",
             )
         config[ROWS] = rows // devices
     return config

@@ -8,8 +8,9 @@ from lightning.fabric.utilities.seed import reset_seed
 
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations import _lightning_private as private
-from spmdzero.integrations._initialize import ROWS, config_of_devices, replicas_under
+from spmdzero.integrations._initialize import ROWS, config_of_devices
 from spmdzero.integrations._lightning_host import join, own_config, refuse_accelerator, register
+from spmdzero.integrations._rows_of_devices import replicas_under
 
 
 class SpmdZeroFabricStrategy(DeepSpeedStrategy):

@@ -9,6 +9,7 @@ from spmdzero.backend import choose, runtime
 from spmdzero.backend.hosts import processes
 from spmdzero.config import backend_of
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.integrations._rows_of_devices import refuse
 
 
 def refuse_accelerator(accelerator: Any, processes: int, *, of: str) -> None:
@@ -43,8 +44,10 @@ def join(strategy: Any, config: Any, *, of: str) -> None:
         of: ``"Trainer"`` or ``"Fabric"``, for the message.
 
     Raises:
-        SpmdZeroUsageError: Lightning has a different number of hosts, or a different rank.
+        SpmdZeroUsageError: Lightning has a different number of hosts, or a different rank; or its
+            batch sizes are to be those of a device.
     """
+    refuse("Lightning's loaders aren't joined")
     if isinstance(config, dict):
         choose(backend_of(config))
     processes.join()

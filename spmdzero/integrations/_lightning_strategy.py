@@ -15,9 +15,10 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations import _lightning_private as private
 from spmdzero.integrations._client_engine import ClientEngine
 from spmdzero.integrations._deferred import DeferredTensor
-from spmdzero.integrations._initialize import ROWS, initialize_for_client, replicas_under
+from spmdzero.integrations._initialize import ROWS, initialize_for_client
 from spmdzero.integrations._lightning_host import join, own_config, refuse_accelerator, register
 from spmdzero.integrations._lightning_steps import LightningSteps, values_in
+from spmdzero.integrations._rows_of_devices import replicas_under
 
 
 class SpmdZeroStrategy(DeepSpeedStrategy):
