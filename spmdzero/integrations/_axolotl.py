@@ -36,6 +36,7 @@ _SDPA = "Take `attn_implementation: sdpa`, in which packed texts see themselves 
 def follow_imports() -> None:
     """Has axolotl choose for TPUs, and refuses what asks for a GPU before it prepares data."""
     after_import("axolotl.logging_config", _show_lines)
+    after_import("axolotl.monkeypatch.transformers_num_parameters", _count_at_once)
     after_import("axolotl.utils.config", _choose)
     after_import("axolotl.common.datasets", _refuse_before_data)
 
@@ -46,6 +47,25 @@ def _show_lines(module: Any) -> None:
         # It drops the lines of all others but warnings.
         own = record.name == logger.name and record.levelno >= self.axolotl_level
         return own or original(self, record)
+
+
+def _count_at_once(module: Any) -> None:
+    @in_place_of(module, "patch_num_parameters")
+    def patch_num_parameters(original: Callable[[], None]) -> None:
+        original()
+
+        @in_place_of(module.ModuleUtilsMixin, "num_parameters")
+        def num_parameters(
+            count: Callable[..., int],
+            self: Any,
+            only_trainable: bool = False,
+            exclude_embeddings: bool = False,
+        ) -> int:
+            # It keeps two counts in the model. The second, of the first step, would be a change of
+            # the model that was traced, which compiles again.
+            if not only_trainable:
+                count(self, exclude_embeddings=not exclude_embeddings)
+            return count(self, only_trainable, exclude_embeddings)
 
 
 def _choose(configs: Any) -> None:
