@@ -59,9 +59,8 @@ KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embeddin
 
 def rows_of(name: str, kind: str) -> list[dict[str, str]]:
     """The data set `name` of `material`, as a list of axolotl's `datasets`."""
-    return [
-        {"path": "json", "data_files": f"data/{name}/train.jsonl", "split": "train", "type": kind}
-    ]
+    file = f"data/{name}/train.jsonl"
+    return [{"path": file, "ds_type": "json", "split": "train", "type": kind}]
 
 
 # As examples/llama-3/lora-1b.yml, with a model, lengths and steps of these tests, in fp32, and with
@@ -94,6 +93,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
         "zero2",
         {**LORA, **RL, "rl": "dpo", "datasets": rows_of("preference", "chatml")},
     ),
+    "dpo full zero3": ("zero3", {**RL, "rl": "dpo", "datasets": rows_of("preference", "chatml")}),
     "kto lora zero2": (
         "zero2",
         {
