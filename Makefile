@@ -118,7 +118,7 @@ test-stack-%: .venv-stack-%/installed
 # axolotl 0.20 and later are for Python 3.12 and later. A name on the path may be one of pyenv's, and
 # not run.
 .venv-stack-axolotl/installed: PYTHON = $(shell for there in python3.12 \
-	$$HOME/.pyenv/versions/*/bin/python3.12; do $$there -c '' 2>/dev/null && echo $$there && exit; done)
+	$$HOME/.pyenv/versions/*/bin/python3.12; do $$there -c '' 2>/dev/null && echo $$there && exit; done; echo python3.12)
 
 .PRECIOUS: .venv-stack-%/installed
 .venv-stack-%/installed: tests/stacks/%.txt pyproject.toml
