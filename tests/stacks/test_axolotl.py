@@ -210,9 +210,11 @@ def test_its_examples_precision_is_bf16(zero: str, folder: Path) -> None:
     assert logged(folder / f"auto-{zero}") == pytest.approx(logged(folder / "fp32"), rel=2e-2)
 
 
-def test_its_own_launcher_starts_one_process_for_all_devices(folder: Path) -> None:
+def test_its_launchers_start_one_process_for_all_devices(folder: Path) -> None:
+    # `accelerate launch`, its default, is that of all other tests here.
     told = {"max_steps": 1}
-    ended = train(folder, "launched", told, "zero2", "--", "--num_processes", "2")
+    torchrun = ["--launcher", "torchrun", "--", "--nproc_per_node", "2"]
+    ended = train(folder, "launched", told, "zero2", *torchrun)
     assert "one is started, which drives all devices of its host" in ended.said
     train(folder, "in-process", told, "zero2", "--launcher", "python")
     assert logged(folder / "launched") == logged(folder / "in-process")
