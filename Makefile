@@ -107,13 +107,18 @@ test-local-rank: .venv/installed
 	tests/jax_backend/test_clients.py -m "not slow"
 
 # Programs of others, with the packages that tests/stacks/NAME.txt pins, by JAX.
-STACKS := trl swift llamafactory
+STACKS := trl swift llamafactory axolotl
 STACK_BIN = .venv-stack-$*/bin
 
 test-stacks: $(STACKS:%=test-stack-%)
 
 test-stack-%: .venv-stack-%/installed
 	SPMDZERO_STACK=$* $(STACK_BIN)/pytest tests/stacks/test_$*.py
+
+# axolotl 0.20 and later are for Python 3.12 and later. A name on the path may be one of pyenv's, and
+# not run.
+.venv-stack-axolotl/installed: PYTHON = $(shell for there in python3.12 \
+	$$HOME/.pyenv/versions/*/bin/python3.12; do $$there -c '' 2>/dev/null && echo $$there && exit; done; echo python3.12)
 
 .PRECIOUS: .venv-stack-%/installed
 .venv-stack-%/installed: tests/stacks/%.txt pyproject.toml

@@ -19,6 +19,7 @@ from spmdzero.compat._old_paths import code_of, is_deepspeeds
 from spmdzero.errors import RefusedImportError, SpmdZeroUsageError
 from spmdzero.integrations import (
     _accelerate,
+    _axolotl,
     _children,
     _lengths,
     _rows_of_devices,
@@ -70,6 +71,7 @@ def follow_clients() -> None:
     _rows_of_devices.follow_imports()
     _saved_weights.follow_imports()
     _swift.follow_imports()
+    _axolotl.follow_imports()
     after_import("lightning", _tell_lightning)
     after_import("diffusers.utils.import_utils", _leave_torch_xla)
 
