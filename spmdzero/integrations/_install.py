@@ -17,7 +17,15 @@ from spmdzero._after_import import after_import
 from spmdzero.compat import git_version_info
 from spmdzero.compat._old_paths import code_of, is_deepspeeds
 from spmdzero.errors import RefusedImportError, SpmdZeroUsageError
-from spmdzero.integrations import _accelerate, _children, _lengths, _saved_weights, _swift, _trainer
+from spmdzero.integrations import (
+    _accelerate,
+    _children,
+    _lengths,
+    _saved_weights,
+    _sentence_transformers,
+    _swift,
+    _trainer,
+)
 from spmdzero.integrations._initialize import initialize
 
 NAME, VERSION = "deepspeed", git_version_info.version
@@ -60,6 +68,7 @@ def follow_clients() -> None:
     _accelerate.follow_imports()
     _lengths.follow_imports()
     _saved_weights.follow_imports()
+    _sentence_transformers.follow_imports()
     _swift.follow_imports()
     after_import("lightning", _tell_lightning)
     after_import("diffusers.utils.import_utils", _leave_torch_xla)

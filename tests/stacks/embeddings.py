@@ -26,12 +26,12 @@ def write_model(folder: Path) -> Path:
     texts = [_text(draw, topic % _TOPICS) for topic in range(400)]
     words.train_from_iterator(texts, vocab_size=120, show_progress=False)
     words.save_model(str(folder))
-    tokenizer = BertTokenizerFast(str(folder / "vocab.txt"), model_max_length=64)
+    tokenizer = BertTokenizerFast(str(folder / "vocab.txt"), model_max_length=48)
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-        num_attention_heads=4, max_position_embeddings=64, hidden_dropout_prob=0.0,
+        num_attention_heads=4, max_position_embeddings=48, hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     BertModel(config).save_pretrained(folder)

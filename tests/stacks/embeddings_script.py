@@ -5,6 +5,7 @@
 The options are those of SentenceTransformerTrainingArguments, such as `--deepspeed`.
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -13,9 +14,12 @@ from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
-    losses,
 )
-from sentence_transformers.evaluation import EmbeddingSimilarityEvaluator, TripletEvaluator
+from sentence_transformers.sentence_transformer import losses
+from sentence_transformers.sentence_transformer.evaluation import (
+    EmbeddingSimilarityEvaluator,
+    TripletEvaluator,
+)
 from transformers import HfArgumentParser
 
 # How a loss is made, and the columns that it takes.
@@ -31,7 +35,6 @@ LOSSES = {
         {"mini_batch_size": 4, "gather_across_devices": True}, "pairs",
     ),
     "cosent": (losses.CoSENTLoss, {}, "scored"),
-    "cosine": (losses.CosineSimilarityLoss, {}, "scored"),
     "triplet": (losses.TripletLoss, {}, "triplets"),
     "matryoshka": (None, {}, "pairs"),
     "softmax": (None, {}, "classes"),
@@ -75,6 +78,7 @@ def main() -> None:
         evaluator=evaluators,
     )
     trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
+    (Path(out) / "log.json").write_text(json.dumps(trainer.state.log_history))
     model.save_pretrained(str(Path(out) / "final"))
 
 
