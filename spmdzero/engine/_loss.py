@@ -38,7 +38,7 @@ def runs_forwards(loss: torch.Tensor) -> bool:
     """
     if loss.grad_fn is None:
         return _has_hooks(loss)
-    # A client divides such a loss by the accumulation, adds several up, and hands it to the devices.
+    # A client divides such a loss by the accumulation, adds parts up, hands it to the devices.
     behind = nodes_behind(loss, ends=lambda node: _kind(node) not in _PASSES_ON)
     return any(_has_hooks(leaf) for leaf in (getattr(n, "variable", None) for n in behind))
 

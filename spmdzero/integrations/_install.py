@@ -21,6 +21,7 @@ from spmdzero.integrations import (
     _accelerate,
     _children,
     _lengths,
+    _plain_torch,
     _saved_weights,
     _sentence_transformers,
     _swift,
@@ -59,6 +60,7 @@ def install() -> None:
     refuse_other_backends()
     follow_clients()
     _children.start_one_a_host()
+    _plain_torch.watch_steps()
     sys.meta_path.insert(0, _Finder(package=True))
 
 

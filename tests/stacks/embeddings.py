@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +56,10 @@ def write_data(folder: Path) -> Path:
 def _text(draw: random.Random, topic: int) -> str:
     """Words of a topic's own two syllables, between two and eighteen of them."""
     first, second = _SYLLABLES[topic % 10], _SYLLABLES[(topic * 3 + 1) % 10]
-    words = ["".join(draw.choice((first, second)) for _ in range(draw.randrange(1, 4)))
-             for _ in range(draw.randrange(2, 18))]
+    words = [
+        "".join(draw.choice((first, second)) for _ in range(draw.randrange(1, 4)))
+        for _ in range(draw.randrange(2, 18))
+    ]
     return " ".join(words)
 
 

@@ -43,9 +43,9 @@ LOSSES = {
 
 def main() -> None:
     name, folder, data, out, *options = sys.argv[1:]
-    (arguments,) = HfArgumentParser(SentenceTransformerTrainingArguments).parse_args_into_dataclasses(
-        ["--output_dir", out, *options]
-    )
+    (arguments,) = HfArgumentParser(
+        SentenceTransformerTrainingArguments
+    ).parse_args_into_dataclasses(["--output_dir", out, *options])
     model = SentenceTransformer(folder)
     kind, settings, columns = LOSSES[name]
     if name == "matryoshka":
@@ -58,7 +58,9 @@ def main() -> None:
         loss = kind(model, **settings)
 
     def rows(part: str, of: str):
-        return load_dataset("json", data_files=str(Path(data) / of / f"{part}.jsonl"), split="train")
+        return load_dataset(
+            "json", data_files=str(Path(data) / of / f"{part}.jsonl"), split="train"
+        )
 
     scored, triplets = rows("test", "scored"), rows("test", "triplets")
     evaluators = [

@@ -115,9 +115,7 @@ def test_it_evaluates_saves_and_resumes(files: Path, tmp_path: Path) -> None:
 
     half = tmp_path / "half"
     shutil.copytree(straight / "checkpoint-3", half / "checkpoint-3")
-    again, _ = script.ours(
-        "half", 2, *more, "--resume_from_checkpoint", str(half / "checkpoint-3")
-    )
+    again, _ = script.ours("half", 2, *more, "--resume_from_checkpoint", str(half / "checkpoint-3"))
     # Bit for bit.
     assert logged(again) == logged(straight)
 
