@@ -17,7 +17,11 @@ def write_model(folder: Path) -> Path:
     """
     import torch
     from tokenizers import BertWordPieceTokenizer
-    from transformers import BertConfig, BertModel, BertTokenizerFast
+    from transformers import (
+        BertConfig,
+        BertModel,
+        BertTokenizerFast,  # pyrefly: ignore[missing-module-attribute]
+    )
 
     folder.mkdir(parents=True, exist_ok=True)
     words = BertWordPieceTokenizer()

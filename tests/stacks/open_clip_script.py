@@ -16,6 +16,7 @@ from pathlib import Path
 import open_clip
 import torch
 import torch.distributed as dist
+from open_clip.loss import SigLipLoss
 from open_clip_train.data import get_csv_dataset
 from torch import nn
 
@@ -63,7 +64,7 @@ def main() -> None:
     )  # fmt: skip
     tokenizer = open_clip.get_tokenizer("tiny")
     loader = get_csv_dataset(told, transform, is_train=True, tokenizer=tokenizer).dataloader
-    loss_of = open_clip.SigLipLoss() if kind == "siglip" else open_clip.ClipLoss()
+    loss_of = SigLipLoss() if kind == "siglip" else open_clip.ClipLoss()
     model = Gathered(clip) if kind == "gathered" else clip
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), eps=1e-6)
 
