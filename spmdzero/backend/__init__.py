@@ -10,6 +10,7 @@ from spmdzero.backend._current import (
     current,
     flags,
     host_memory,
+    is_chosen,
     programs,
     runtime,
 )
@@ -131,6 +132,7 @@ __all__ = [
     "hands_over",
     "held",
     "host_memory",
+    "is_chosen",
     "is_dtensor",
     "is_transforming",
     "keep_same",

@@ -71,6 +71,11 @@ def current() -> Backend:
     return choose() if _in_use is None else _in_use
 
 
+def is_chosen() -> bool:
+    """Whether there is a backend in use: no engine is made before."""
+    return _in_use is not None
+
+
 def host_memory() -> HostMemory:
     """The host's memory of the backend in use, for a caller who knows that it has one."""
     memory = current().host_memory

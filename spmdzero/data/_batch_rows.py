@@ -204,7 +204,7 @@ class BatchRows:
                 "a forward be a multiple of the loader's (per_device_train_batch_size)",
                 rows, self.whole, 2 * self.whole, devices,
             )  # fmt: skip
-        elif short:
+        elif short and rows < joined * self.whole:
             logger.warning(
                 "a micro-batch of %d rows instead of %d: each of %d devices trains on %d, in a "
                 "program of its own. DataLoader(drop_last=True) leaves the last short batch of "

@@ -115,7 +115,9 @@ class Members:
                 if parameter not in self.names:
                     raise SpmdZeroUsageError(
                         f"param group {index} holds a tensor of shape {list(parameter.shape)} "
-                        "that is not a parameter of the model"
+                        "that is not a parameter of the model: an engine trains what its model "
+                        "holds. Leave it out of the optimizer, or make what it belongs to (such as "
+                        "a loss that has weights) a part of the model that you hand over"
                     )
                 if parameter in seen:
                     raise SpmdZeroUsageError(f"{self.names[parameter]} is in two param groups")

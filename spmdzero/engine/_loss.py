@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import current
+from spmdzero.backend import current, nodes_behind
 from spmdzero.errors import SpmdZeroUsageError, UsageAssertionError
 
 
@@ -36,11 +36,14 @@ def runs_forwards(loss: torch.Tensor) -> bool:
     Gradient caching is of that form: the loss is a leaf, whose value a forward without gradients
     has given, and a hook on it runs each part of the batch again, with its own backward pass.
     """
-    # A client's loss is a leaf behind one node, which hands it to the devices.
-    nodes = () if loss.grad_fn is None else loss.grad_fn.next_functions
-    leaf = loss if loss.grad_fn is None else None
-    if len(nodes) == 1:
-        leaf = getattr(nodes[0][0], "variable", None)
+    if loss.grad_fn is None:
+        return _has_hooks(loss)
+    # A client divides such a loss by the accumulation, adds parts up, hands it to the devices.
+    behind = nodes_behind(loss, ends=lambda node: _kind(node) not in _PASSES_ON)
+    return any(_has_hooks(leaf) for leaf in (getattr(n, "variable", None) for n in behind))
+
+
+def _has_hooks(leaf: torch.Tensor | None) -> bool:
     return leaf is not None and leaf.requires_grad and bool(leaf._backward_hooks)
 
 
@@ -102,6 +105,8 @@ _KEEPS = {
     "Select", "Squeeze", "Stack", "Sub", "Sum", "ToCopy", "UnsafeView", "Unsqueeze", "View",
     "_Deferring", "_Reading", "_ToHost", "_Undeferring",
 }  # fmt: skip
+# Nodes between a loss and the leaves that it is a sum of, each times a number; a leaf is one, too.
+_PASSES_ON = {*_KEEPS, "Div", "Mul", "torch::autograd::AccumulateGrad"}
 
 
 def summed_by(loss: torch.Tensor, batches_of: Callable[[Any], Batches | None]) -> str | None:
@@ -138,7 +143,7 @@ def _made(node: Any, contents: set[Any]) -> _Content:
     """The content of a node's output, given the contents of its inputs."""
     if len(contents) != 1:
         return None
-    (content,), kind = contents, node.name().partition("Backward")[0]
+    (content,), kind = contents, _kind(node)
     if isinstance(content, str):
         return content if kind in _KEEPS else None
     reduction = getattr(node, "_saved_reduction", 0)
@@ -147,6 +152,10 @@ def _made(node: Any, contents: set[Any]) -> _Content:
     if kind not in ("Mean", "Select", "Sum") or not _takes(node, content):
         return content
     return node.name() if kind == "Sum" else None
+
+
+def _kind(node: Any) -> str:
+    return node.name().partition("Backward")[0]
 
 
 def _takes(node: Any, batch: int) -> bool:

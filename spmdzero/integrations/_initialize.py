@@ -19,7 +19,7 @@ from spmdzero.config import (
 )
 from spmdzero.engine import with_mpus_size
 from spmdzero.errors import BatchSizesError, SpmdZeroConfigError
-from spmdzero.integrations import _trainer
+from spmdzero.integrations import _sentence_transformers, _trainer
 from spmdzero.integrations._accelerate import require_counted
 from spmdzero.integrations._client_engine import ClientEngine
 from spmdzero.integrations._lengths import heed_positions
@@ -76,6 +76,7 @@ def initialize_for_client(*args: Any, **kwargs: Any) -> Any:
             fix=error.fix,
         ) from None
     heed_positions(made[0].module)
+    _sentence_transformers.settle(made[0].module)
     return made
 
 

@@ -22,8 +22,10 @@ from spmdzero.integrations import (
     _axolotl,
     _children,
     _lengths,
+    _plain_torch,
     _rows_of_devices,
     _saved_weights,
+    _sentence_transformers,
     _swift,
     _trainer,
 )
@@ -60,6 +62,7 @@ def install() -> None:
     refuse_other_backends()
     follow_clients()
     _children.start_one_a_host()
+    _plain_torch.watch_steps()
     sys.meta_path.insert(0, _Finder(package=True))
 
 
@@ -70,6 +73,7 @@ def follow_clients() -> None:
     _lengths.follow_imports()
     _rows_of_devices.follow_imports()
     _saved_weights.follow_imports()
+    _sentence_transformers.follow_imports()
     _swift.follow_imports()
     _axolotl.follow_imports()
     after_import("lightning", _tell_lightning)

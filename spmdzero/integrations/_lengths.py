@@ -18,12 +18,12 @@ _LOADERS = {
 # A loader's padding knows which lengths it has had, in the epochs before too.
 _paddings: weakref.WeakKeyDictionary[Any, Padding] = weakref.WeakKeyDictionary()
 # The models that are trained: none has more positions than it has embeddings for.
-_models: weakref.WeakSet[Any] = weakref.WeakSet()
+models: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def heed_positions(model: Any) -> None:
     """Leaves rows within the positions that `model`, a client's, has, if its config says so."""
-    _models.add(model)
+    models.add(model)
 
 
 def follow_imports() -> None:
@@ -44,16 +44,26 @@ def _pad(module: Any) -> None:
 
 def _padding(loader: Any) -> Padding | None:
     if loader not in _paddings:
-        choice = _choice()
-        collator, most = (
-            getattr(loader, "collate_fn", None),
-            min(map(_positions, _models), default=0),
-        )
-        made = None if choice is None else padding_of(choice, collator, most=most or None)
+        made = padding_by_config(getattr(loader, "collate_fn", None))
         if made is None:
             return None
         _paddings[loader] = made
     return _paddings[loader]
+
+
+def padding_by_config(collator: Any, *, model: Any = None) -> Padding | None:
+    """How the config has batches padded; None where they stay as they are.
+
+    Args:
+        collator: what puts the batches together.
+        model: the model that they are for; else any that is trained.
+    """
+    asked = choice()
+    if asked is None:
+        return None
+    heeded = models if model is None else [model]
+    most = min(map(_positions, heeded), default=0)
+    return padding_of(asked, collator, most=most or None)
 
 
 def _positions(model: Any) -> int:
@@ -64,7 +74,7 @@ def _positions(model: Any) -> int:
     return found if isinstance(found, int) and found > 0 else sys.maxsize
 
 
-def _choice() -> Any:
+def choice() -> Any:
     """The config's `spmd.lengths`; None where accelerate doesn't train by DeepSpeed."""
     state: Any = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
     plugin = state().deepspeed_plugin if state is not None and state._shared_state else None

@@ -19,6 +19,7 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._accelerate import ASKED, refuse_late
 from spmdzero.integrations._client_engine import ClientEngine
 from spmdzero.integrations._deferred import DeferredTensor
+from spmdzero.integrations._plain_torch import PLAIN
 from spmdzero.integrations._replaced import in_place_of
 from spmdzero.integrations._summed_loss import SummedLoss
 from spmdzero.step._optimizer import ZeroOptimizer
@@ -127,7 +128,7 @@ def _tell_of_plain_torch(module: Any) -> None:
     def train(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         # Nothing else shows that the devices are idle: recipes of GPUs name no config where
         # several processes would train by torch's DDP.
-        if not self.is_deepspeed_enabled and is_new("a Trainer without a config"):
+        if not self.is_deepspeed_enabled and is_new(PLAIN):
             logger.warning(
                 "%s trains by plain torch, without spmdzero and its devices: TrainingArguments "
                 "name no DeepSpeed config. Name a file, deepspeed=ds_config.json",

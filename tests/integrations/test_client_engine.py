@@ -448,6 +448,37 @@ def test_gradient_caching_trains_as_plain_torch(client: bool, accumulation: int)
     assert_trained_as(engine, plain)
 
 
+def test_a_cached_loss_that_a_client_has_divided_trains() -> None:
+    # transformers' Trainer divides by the accumulation, sentence-transformers' adds up parts.
+    torch.manual_seed(0)
+    model = nn.Linear(6, 4)
+    plain = copy.deepcopy(model)
+    settings = config(
+        train_micro_batch_size_per_gpu=ROWS, gradient_accumulation_steps=2, gradient_clipping=0.0
+    )
+    engine = initialize_for_client(model=model, config=settings)[0]
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.0)
+    host = torch.device("cpu")
+
+    def divided(loss: torch.Tensor) -> torch.Tensor:
+        return torch.stack([loss, torch.zeros(())]).sum() / 2
+
+    for _ in range(2):
+        optimizer.zero_grad()
+        for _ in range(2):
+            parts = torch.randn(2 * ROWS, 6).split(ROWS)
+            _cached_step(
+                engine,
+                parts,
+                backward=lambda loss: engine.backward(divided(loss), scale_wrt_gas=False),
+                where=host,
+            )
+            engine.step()
+            _cached_step(plain, parts, backward=lambda loss: divided(loss).backward(), where=host)
+        optimizer.step()
+    assert_trained_as(engine, plain)
+
+
 def test_a_loss_without_a_way_back_to_the_model_says_so() -> None:
     engine = initialize_for_client(
         model=nn.Linear(4, 1), config=config(train_micro_batch_size_per_gpu=ROWS)

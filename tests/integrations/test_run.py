@@ -273,3 +273,26 @@ def test_a_process_that_is_surely_alone_has_a_launchers_variables(
     assert place == ["0", "0", "1", "127.0.0.1"]
     assert int(port) > 0
     assert rest == ["ParallelMode.DISTRIBUTED 1", "0 1"]
+
+
+@pytest.mark.parametrize("makes", [False, True])
+def test_a_program_that_makes_no_engine_is_told_so(makes: bool, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        + ("import deepspeed\n" * makes)
+        + (
+            "deepspeed.initialize(model=torch.nn.Linear(2, 2), config={'train_batch_size': 8})\n"
+            * makes
+        )
+        + "for _ in range(2):\n"
+        "    model(torch.ones(1, 2)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    words = [sys.executable, "-m", "spmdzero", "run", "--devices", "8", str(script)]
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stderr.count("SGD.step() trains by plain torch") == (0 if makes else 1)

@@ -114,6 +114,8 @@ HOOKS = {
     "_backward_pre_hooks": "backward pre-hook",
 }
 _LIBRARIES = {*sys.stdlib_module_names, "jax", "numpy", "torch", "torch_xla", "spmdzero"}
+# The package of the class that model cards have in common.
+_CARDS = "huggingface_hub"
 _REGISTRIES = {"_parameters", "_modules", *HOOKS}
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
 # Those that are equal to others; what goes through a set depends on how it was filled.
@@ -315,9 +317,11 @@ def _container(value: Any) -> Any:
         return vars(value)
     if isinstance(value, nn.Module | torch.Tensor | type | enum.Enum):
         return None
-    # Objects of a library hold its own caches, locks and counters.
-    home = type(value).__module__.partition(".")[0]
-    return None if home in _LIBRARIES else getattr(value, "__dict__", None)
+    # Objects of a library hold its own caches, locks and counters; a model's card tells of a
+    # training, and is written at each line of its log.
+    homes = _homes(value)
+    left_out = homes[0] in _LIBRARIES or _CARDS in homes
+    return None if left_out else getattr(value, "__dict__", None)
 
 
 def _behind(value: Any) -> tuple[Any, ...]:
@@ -331,8 +335,12 @@ def _behind(value: Any) -> tuple[Any, ...]:
 
 def _lives_outside(module: nn.Module) -> bool:
     """Whether no forward can depend on it: an engine, or a metric, which is made of outputs."""
-    homes = {kind.__module__.partition(".")[0] for kind in type(module).__mro__}
-    return not homes.isdisjoint(("spmdzero", "torchmetrics"))
+    return not {"spmdzero", "torchmetrics"}.isdisjoint(_homes(module))
+
+
+def _homes(value: Any) -> list[str]:
+    """The packages of the classes of `value`, its own class first."""
+    return [kind.__module__.partition(".")[0] for kind in type(value).__mro__]
 
 
 def _items(container: Any) -> Iterator[tuple[Any, Any]]:
