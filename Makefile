@@ -107,7 +107,7 @@ test-local-rank: .venv/installed
 	tests/jax_backend/test_clients.py -m "not slow"
 
 # Programs of others, with the packages that tests/stacks/NAME.txt pins, by JAX.
-STACKS := trl swift llamafactory
+STACKS := trl swift llamafactory examples
 STACK_BIN = .venv-stack-$*/bin
 
 test-stacks: $(STACKS:%=test-stack-%)
