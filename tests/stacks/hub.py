@@ -44,9 +44,9 @@ dataset_info:
 def write(folder: Path, metrics: Path) -> Path:
     """Writes the folder.
 
-    ``bert-base-cased``, ``llama``, ``t5`` and ``vit`` are models of random weights without dropout,
-    ``nyu-mll/glue`` has MRPC, ``text``, ``pairs`` and ``pictures`` are files for `--train_file` and
-    `--train_dir`.
+    ``bert-base-cased``, ``llama``, ``t5``, ``vit`` and ``whisper`` are models of random weights
+    without dropout, ``nyu-mll/glue`` has MRPC, ``speech`` sounds and their words, ``text``,
+    ``pairs`` and ``pictures`` are files for `--train_file` and `--train_dir`.
 
     Args:
         metrics: the folder of `evaluate`'s metrics.
@@ -64,6 +64,8 @@ def write(folder: Path, metrics: Path) -> Path:
     _write_rows(folder / "pairs", "train.json", "validation.json", _translations)
     _write_text(folder / "text")
     _write_pictures(folder / "pictures")
+    _write_whisper(folder / "whisper")
+    _write_speech(folder / "speech")
     for metric in metrics.iterdir():
         shutil.copytree(metric, folder / metric.name)
     return folder
@@ -167,3 +169,45 @@ def _write_pictures(folder: Path) -> None:
             flat.parent.mkdir(exist_ok=True)
             if part == "train":
                 Image.fromarray(pixels).save(flat)
+
+
+def _write_whisper(folder: Path) -> None:
+    """Writes a model that hears a second, with a token for each letter."""
+    import torch
+    import transformers
+
+    letters = ["Ġ", *"abcdefghijklmnopqrstuvwxyz0123456789"]
+    end, start, marker = "<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>"
+    names = {name: index for index, name in enumerate([*letters, end, start, marker])}
+    tokenizer = transformers.WhisperTokenizer(
+        vocab=names, merges=[], unk_token=end, bos_token=end, eos_token=end, pad_token=end
+    )
+    heard = transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=1)
+    transformers.WhisperProcessor(heard, tokenizer).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = transformers.WhisperConfig(
+        vocab_size=len(names), d_model=64, encoder_layers=2, decoder_layers=2,
+        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=128,
+        decoder_ffn_dim=128, num_mel_bins=16, max_source_positions=50, max_target_positions=32,
+        dropout=0.0, pad_token_id=names[end], bos_token_id=names[end], eos_token_id=names[end],
+        decoder_start_token_id=names[start],
+    )  # fmt: skip
+    model = transformers.WhisperForConditionalGeneration(config)
+    model.generation_config.is_multilingual = False
+    model.generation_config.no_timestamps_token_id = names[marker]
+    model.save_pretrained(folder)
+
+
+def _write_speech(folder: Path) -> None:
+    """Writes tones of a quarter of a second, and a word of three letters for each."""
+    import datasets
+    import numpy
+
+    time = numpy.arange(4000) / 16000
+    for part, count in (("train", TRAINED), ("test", EVALUATED)):
+        rows = []
+        for row in range(count):
+            tone = numpy.sin(2 * numpy.pi * 200 * (1 + row % 9) * time).astype("float32")
+            audio = {"array": tone, "sampling_rate": 16000}
+            rows.append({"audio": audio, "text": f"w{10 + row % 9}"})
+        datasets.Dataset.from_list(rows).to_parquet(folder / f"{part}.parquet")
