@@ -106,7 +106,8 @@ test-local-rank: .venv/installed
 	TEST_LOCAL_RANK=0 SPMDZERO_BACKEND=jax $(PYTEST) tests/integrations \
 	tests/jax_backend/test_clients.py -m "not slow"
 
-# Programs of others, with the packages that tests/stacks/NAME.txt pins, by JAX.
+# Programs of others, with the packages that tests/stacks/NAME.txt pins, by JAX. Scripts that no
+# package brings are fetched into .suites, as those of test-suites.
 STACKS := trl swift llamafactory examples
 STACK_BIN = .venv-stack-$*/bin
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.stacks import material
-from tests.suites import sources
 
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _WORDS = [f"w{index}" for index in range(95)]
