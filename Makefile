@@ -106,8 +106,9 @@ test-local-rank: .venv/installed
 	TEST_LOCAL_RANK=0 SPMDZERO_BACKEND=jax $(PYTEST) tests/integrations \
 	tests/jax_backend/test_clients.py -m "not slow"
 
-# Programs of others, with the packages that tests/stacks/NAME.txt pins, by JAX.
-STACKS := trl swift llamafactory axolotl sentence_transformers open_clip timm
+# Programs of others, with the packages that tests/stacks/NAME.txt pins, by JAX. Scripts that no
+# package brings are fetched into .suites, as those of test-suites.
+STACKS := trl swift llamafactory axolotl sentence_transformers open_clip timm examples
 STACK_BIN = .venv-stack-$*/bin
 
 test-stacks: $(STACKS:%=test-stack-%)

@@ -1,4 +1,4 @@
-"""Fetches a client's tests at a commit, and bends them for devices that aren't GPUs."""
+"""Fetches files of other projects at a commit, and bends them for devices that aren't GPUs."""
 
 import dataclasses
 import os
@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import tomllib
 
@@ -33,19 +34,15 @@ class Bend:
     why: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Suite:
-    """The tests of a client.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+    """Files of a repository.
 
     Attributes:
+        name: its folder below `FETCHED`.
         commit: what is fetched.
         near: the release that the commit belongs to, or is nearest to.
         paths: what of the repository is kept.
-        runs: paths that pytest is given, each in a process of its own.
-        folder: where pytest runs, below the repository.
-        imports: folders of the repository that imports are found in.
-        packages: what the tests import beside the extra `test`, with versions.
-        variables: of the environment.
         bends: the rules.
     """
 
@@ -54,17 +51,31 @@ class Suite:
     commit: str
     near: str
     paths: list[str]
-    runs: list[str]
-    folder: str = "."
-    imports: list[str] = dataclasses.field(default_factory=list)
-    packages: list[str] = dataclasses.field(default_factory=list)
-    variables: dict[str, str] = dataclasses.field(default_factory=dict)
     bends: list[Bend] = dataclasses.field(default_factory=list)
 
     @property
     def root(self) -> Path:
         """The folder of what was fetched."""
         return FETCHED / self.name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Suite(Source):
+    """The tests of a client.
+
+    Attributes:
+        runs: paths that pytest is given, each in a process of its own.
+        folder: where pytest runs, below the repository.
+        imports: folders of the repository that imports are found in.
+        packages: what the tests import beside the extra `test`, with versions.
+        variables: of the environment.
+    """
+
+    runs: list[str]
+    folder: str = "."
+    imports: list[str] = dataclasses.field(default_factory=list)
+    packages: list[str] = dataclasses.field(default_factory=list)
+    variables: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def names() -> list[str]:
@@ -74,36 +85,44 @@ def names() -> list[str]:
 
 def read(name: str) -> Suite:
     """Reads `NAME.toml`."""
-    told = tomllib.loads((HERE / f"{name}.toml").read_text())
-    bends = [Bend(**bend) for bend in told.pop("bends", [])]
-    return Suite(name=name, bends=bends, **told)
+    return Suite(name=name, **_told(HERE / f"{name}.toml"))
 
 
-def fetch(suite: Suite) -> None:
-    """Makes the suite's files anew, as they are at its commit, and bends them.
+def read_source(path: Path) -> Source:
+    """Reads what a file of another folder says; its files have a folder of that one's name."""
+    return Source(name=f"{path.parent.name}/{path.stem}", **_told(path))
+
+
+def _told(path: Path) -> dict[str, Any]:
+    told = tomllib.loads(path.read_text())
+    return told | {"bends": [Bend(**bend) for bend in told.get("bends", [])]}
+
+
+def fetch(source: Source) -> None:
+    """Makes the files anew, as they are at the commit, and bends them.
 
     Raises:
         ValueError: a rule finds nothing.
     """
-    if not (suite.root / ".git").exists():
-        suite.root.mkdir(parents=True, exist_ok=True)
-        _git(suite, "init", "-q")
-    if _git(suite, "cat-file", "-t", suite.commit, check=False) != 0:
-        source = _FROM.format(repository=suite.repository)
-        print(f"fetching {suite.repository} at {suite.commit} from {source}", flush=True)
+    if not (source.root / ".git").exists():
+        source.root.mkdir(parents=True, exist_ok=True)
+        _git(source, "init", "-q")
+    if _git(source, "cat-file", "-t", source.commit, check=False) != 0:
+        place = _FROM.format(repository=source.repository)
+        print(f"fetching {source.repository} at {source.commit} from {place}", flush=True)
         # Files are fetched when they are checked out.
-        _git(suite, "remote", "remove", "origin", check=False)
-        _git(suite, "remote", "add", "origin", source)
-        _git(suite, "fetch", "-q", "--depth", "1", "--filter=blob:none", "origin", suite.commit)
-    _git(suite, "checkout", "-q", "-f", suite.commit, "--", *suite.paths)
-    for bend in suite.bends:
+        _git(source, "remote", "remove", "origin", check=False)
+        _git(source, "remote", "add", "origin", place)
+        _git(source, "fetch", "-q", "--depth", "1", "--filter=blob:none", "origin", source.commit)
+    _git(source, "checkout", "-q", "-f", source.commit, "--", *source.paths)
+    for bend in source.bends:
         found = 0
-        for path in [path for pattern in bend.files for path in suite.root.glob(pattern)]:
+        for path in [path for pattern in bend.files for path in source.root.glob(pattern)]:
             text, count = re.subn(bend.find, bend.put, path.read_text(), flags=re.MULTILINE)
             path.write_text(text)
             found += count
         if found == 0:
-            raise ValueError(f"{suite.name}: nothing in {bend.files} is {bend.find!r}")
+            raise ValueError(f"{source.name}: nothing in {bend.files} is {bend.find!r}")
 
 
 def install(suite: Suite) -> Path:
@@ -118,7 +137,7 @@ def install(suite: Suite) -> Path:
     return folder
 
 
-def _git(suite: Suite, *words: str, check: bool = True) -> int:
-    command = ["git", "-C", str(suite.root), *words]
+def _git(source: Source, *words: str, check: bool = True) -> int:
+    command = ["git", "-C", str(source.root), *words]
     quiet = None if check else subprocess.DEVNULL
     return subprocess.run(command, check=check, stdout=quiet, stderr=quiet).returncode
