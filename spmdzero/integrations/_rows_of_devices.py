@@ -166,7 +166,7 @@ class JoinedBatches(torch.utils.data.BatchSampler):
 
     @property
     def sampler(self) -> Any:
-        """What draws the indices; accelerate asks for it, and sets one with a seed of its own."""
+        """The sampler of indices, in whose place accelerate sets one with a seed of its own."""
         return getattr(self.batch_sampler, "sampler", None)
 
     @sampler.setter
