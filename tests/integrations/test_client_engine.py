@@ -501,3 +501,14 @@ def test_an_evaluation_of_rows_of_many_lengths_is_not_told_how_to_generate(
             ids = torch.zeros(ROWS, length, dtype=torch.int64)
             module(ids, labels=ids)["loss"].item()
     assert "third shape" not in caplog.text
+
+
+def test_more_rows_than_a_batch_are_no_short_batch(caplog: pytest.LogCaptureFixture) -> None:
+    # sentence-transformers embeds columns that are alike together.
+    engine = initialize_for_client(
+        model=nn.Linear(4, 1), config=config(train_micro_batch_size_per_gpu=ROWS)
+    )[0]
+    for rows in (ROWS, 2 * ROWS):
+        engine.backward(engine(torch.randn(rows, 4)).mean())
+        engine.step()
+    assert "rows instead of" not in caplog.text

@@ -84,8 +84,8 @@ def test_a_loss_is_that_of_one_process_with_all_rows(
         assert found == pytest.approx(wanted, rel=1e-4), key
     assert f"ZeRO-{stage}" in said
     assert "as the model has changed" not in said
-    # Texts of six batches, and parts of them, have other lengths; two programs are compiled.
-    assert said.count("compiled the step") <= 2
+    # The texts of each batch, and of each part of one, have a length of their own.
+    assert said.count("compiled the step") < STEPS
 
 
 def _last_log(folder: Path, key: str) -> list[float]:
