@@ -229,8 +229,9 @@ def place_module(
 
     Raises:
         SpmdZeroUsageError: a parameter's dtype isn't fp32, and neither the bf16 nor the fp16
-            section is on (as in DeepSpeed).
+            section is on (as in DeepSpeed); or it is bitsandbytes' to compute with.
     """
+    _refuse_quantized(model)
     dtype = PrecisionPolicy.from_config(settings).parameter
     if settings.spmd.fused_loss:
         fuse_causal_lm_losses(model)
@@ -253,6 +254,18 @@ def place_module(
             stage=settings.zero_optimization.stage, allowed=settings.zero_allow_untested_optimizer
         )
     return groups
+
+
+def _refuse_quantized(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if type(parameter).__module__.partition(".")[0] == "bitsandbytes":
+            # Not on a GPU it would stay in its dtype, and take as much memory as before.
+            raise SpmdZeroUsageError(
+                f"{name} is a {type(parameter).__name__} of bitsandbytes, which quantizes weights, "
+                "and computes with them, on GPUs. Load the model without it (load_in_4bit, "
+                "load_in_8bit, a BitsAndBytesConfig); ZeRO stage 3 divides frozen weights among "
+                "the devices"
+            )
 
 
 def _require_fp32(model: nn.Module, *, autocast: bool) -> None:

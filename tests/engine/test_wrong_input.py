@@ -96,6 +96,14 @@ def test_a_model_that_can_not_be_trained_is_refused_with_the_reason() -> None:
     refused("not a parameter of the model", model_parameters=other.parameters())
 
 
+def test_weights_that_bitsandbytes_computes_with_are_refused() -> None:
+    # Its own class, which is not installed, is of that name, and quantizes as it moves to a GPU.
+    kind: Any = type("Params4bit", (nn.Parameter,), {"__module__": "bitsandbytes.nn.modules"})
+    model = nn.Linear(4, 3)
+    model.weight = kind(torch.ones(3, 4), requires_grad=False)
+    refused("weight is a Params4bit of bitsandbytes.*Load the model without it", model=model)
+
+
 def test_a_schedule_that_could_change_nothing() -> None:
     model = nn.Linear(4, 3)
     stray = torch.optim.SGD(model.parameters(), lr=0.1)
