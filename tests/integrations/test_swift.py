@@ -177,7 +177,7 @@ def test_all_logits_are_computed_unless_fewer_are_asked_for(
 def test_its_loader_pads_to_few_lengths_where_an_engine_trains(
     engine: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_lengths, "_choice", lambda: "auto" if engine else None)
+    monkeypatch.setattr(_lengths, "choice", lambda: "auto" if engine else None)
     loaders: Any = importlib.import_module("swift.dataloader.shard")
     names = ("input_ids", "attention_mask", "labels")
     rows = [{name: torch.ones(1, n, dtype=torch.long) for name in names} for n in (30, 31, 65)]
