@@ -69,3 +69,20 @@ def logged(folder: Path, key: str = "loss") -> list[float]:
     files = sorted(folder.rglob("trainer_state.json"), key=lambda path: path.stat().st_mtime)
     history: list[dict[str, Any]] = json.loads(files[-1].read_text())["log_history"]
     return [entry[key] for entry in history if key in entry]
+
+
+def assert_merged(model: Path, adapter: Path, merged: Path) -> None:
+    """Checks that the folder `merged` has a model with the logits of `model` with its `adapter`."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(model)
+    ids = torch.arange(6, 40)[None]
+    with torch.no_grad():
+        before = base(ids).logits
+        wanted = PeftModel.from_pretrained(base, adapter).eval()(ids).logits
+        found = AutoModelForCausalLM.from_pretrained(merged)(ids).logits
+    # fp32, with one matrix in the place of three.
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(found, before, atol=1e-3)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.stacks.runs import Ended, FailedError, by_spmdzero, by_torch, logged
+from tests.stacks.runs import Ended, FailedError, assert_merged, by_spmdzero, by_torch, logged
 
 # Both sides compute in fp32 and sum in other orders.
 CLOSE = 1e-4
@@ -178,23 +178,7 @@ def test_a_run_resumes_and_its_adapter_is_merged(folder: Path) -> None:
     assert one.keys() == other.keys()
     assert all(one[name].equal(other[name]) for name in one)
     by_spmdzero(["axolotl", "merge-lora", "whole.yml"], cwd=folder, **QUIET)
-    _assert_merged(folder / "model", folder / "whole", folder / "whole" / "merged")
-
-
-def _assert_merged(model: Path, adapter: Path, merged: Path) -> None:
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    base = AutoModelForCausalLM.from_pretrained(model)
-    ids = torch.arange(6, 40)[None]
-    with torch.no_grad():
-        before = base(ids).logits
-        wanted = PeftModel.from_pretrained(base, adapter).eval()(ids).logits
-        found = AutoModelForCausalLM.from_pretrained(merged)(ids).logits
-    # fp32, with one matrix in the place of three.
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(found, before, atol=1e-3)
+    assert_merged(folder / "model", folder / "whole", folder / "whole" / "merged")
 
 
 @pytest.mark.parametrize("zero", ["zero2", "zero3_bf16", "zero3_bf16_cpuoffload_all"])

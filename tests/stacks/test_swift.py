@@ -160,23 +160,7 @@ def test_a_run_goes_on_where_it_was_and_its_adapters_are_merged(
     adapters, merged = half / "checkpoint-6", tmp_path / "merged"
     export = ["swift", "export", "--adapters", adapters, "--merge_lora", "true", "--use_hf", "true"]
     runs.by_spmdzero([*map(str, export), "--output_dir", str(merged)], cwd=tmp_path)
-    _assert_merged(model, adapters, merged)
-
-
-def _assert_merged(model: Path, adapters: Path, merged: Path) -> None:
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    base = AutoModelForCausalLM.from_pretrained(model)
-    ids = torch.arange(6, 40)[None]
-    with torch.no_grad():
-        before = base(ids).logits
-        wanted = PeftModel.from_pretrained(base, adapters).eval()(ids).logits
-        found = AutoModelForCausalLM.from_pretrained(merged)(ids).logits
-    # fp32, with one matrix in the place of three.
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(found, before, atol=1e-3)
+    runs.assert_merged(model, adapters, merged)
 
 
 def test_its_own_launcher_starts_one_process(
