@@ -23,6 +23,7 @@ _SAME = {
     "comm": "spmdzero.compat.comm",
     "git_version_info": "spmdzero.compat.git_version_info",
     "launcher.runner": "spmdzero.integrations.launcher.runner",
+    "moe.utils": "spmdzero.compat.moe_utils",
     "refusals": "spmdzero.compat.refusals",
     "runtime.activation_checkpointing.checkpointing": "spmdzero.compat.checkpointing",
     "runtime.config": "spmdzero.compat.runtime_config",
@@ -52,7 +53,10 @@ _MADE: dict[str, dict[str, str]] = {
     "accelerator.real_accelerator": {"compat.accelerator": "get_accelerator"},
     "checkpoint": {},
     "checkpoint.utils": {"compat.helpers": "clone_tensors_for_torch_save"},
+    "compression": {},
+    "compression.helper": {"compat.helpers": "recursive_getattr recursive_setattr"},
     "launcher": {},
+    "moe": {},
     "ops": {},
     "ops.adagrad": {},
     "ops.adam": {"optim": "DeepSpeedCPUAdam FusedAdam"},
@@ -109,6 +113,7 @@ _MADE: dict[str, dict[str, str]] = {
             get_z3_leaf_modules set_z3_leaf_module set_z3_leaf_modules set_z3_leaf_modules_by_name
             set_z3_leaf_modules_by_suffix unset_z3_leaf_modules z3_leaf_module z3_leaf_parameter""",
     },
+    "utils.module_utils": {"compat.helpers": "recursive_getattr recursive_setattr"},
     "utils.nvtx": {"compat.helpers": "instrument_w_nvtx"},
     "zero": {
         "compat.zero_contexts": f"{_CONTEXTS} ZeroParamType unwrap_model_for_generation",

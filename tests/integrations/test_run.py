@@ -136,7 +136,7 @@ spmdzero.engine._engine false ['--devices', '5', '-m']
 deepspeed.plan spmdzero stands for it here, and has th
 deepspeed.comm.comm spmdzero stands for it here, and has th
 deepspeed.launcher.launch spmdzero stands for it here, and has th
-deepspeed.moe spmdzero is data-parallel ZeRO; there i
+deepspeed.moe.layer spmdzero is data-parallel ZeRO; there i
 """
 
 

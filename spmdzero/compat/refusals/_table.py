@@ -62,7 +62,9 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "spmdzero is data-parallel ZeRO; there is no pipeline or expert parallelism",
         "Train with `spmdzero.initialize`; stage 3 and the axis tensor split what doesn't fit",
         """
-          PipelineModule PipelineEngine pipe moe DualPipeVModule DualPipeVEngine linear
+          PipelineModule PipelineEngine pipe DualPipeVModule DualPipeVEngine linear
+        moe: layer ep_count ep_experts ep_kernels ep_repack ep_router ep_tp_dispatch experts
+          fused_expert_layout mappings sharded_moe
         runtime: pipe domino
         utils: initialize set_tensor_model_parallel_rank set_tensor_model_parallel_world_size
           DeprecatedException
@@ -113,7 +115,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "it belongs to a DeepSpeed feature that is neither ZeRO-1/2 nor refused by its config key",
         "Leave the feature out of the config",
         """
-        compression nvme datastates io load_ds_config DeepSpeedDataLoader
+        nvme datastates io load_ds_config DeepSpeedDataLoader
         runtime.dataloader: DeepSpeedDataLoader DeepSpeedDataSampler
         """,
     ),

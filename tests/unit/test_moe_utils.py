@@ -1,0 +1,36 @@
+"""Scripts with an option for experts start and train without it; the layer itself is refused."""
+
+import pytest
+import torch
+
+import spmdzero
+from spmdzero.compression.helper import recursive_getattr
+from spmdzero.moe.utils import (
+    has_moe_layers,
+    is_moe_param,
+    is_moe_param_group,
+    split_params_into_different_moe_groups_for_optimizer,
+)
+
+
+def test_a_model_without_experts_has_the_groups_that_it_had() -> None:
+    model = torch.nn.Linear(2, 2)
+    group = {"params": model.parameters(), "name": "parameters"}
+    (found,) = split_params_into_different_moe_groups_for_optimizer(group)
+    assert found["params"] == [model.weight, model.bias]
+    assert not is_moe_param_group(found)
+    assert has_moe_layers(model) == (False, 0)
+
+
+def test_an_experts_parameter_and_the_layer_are_refused() -> None:
+    expert = torch.nn.Parameter(torch.zeros(2))
+    expert.allreduce = False  # pyrefly: ignore[missing-attribute]
+    assert is_moe_param(expert)
+    with pytest.raises(spmdzero.SpmdZeroUsageError, match="no pipeline or expert parallelism"):
+        split_params_into_different_moe_groups_for_optimizer([{"params": [expert]}])
+    with pytest.raises(AttributeError, match="no pipeline or expert parallelism"):
+        _ = spmdzero.moe.layer.MoE
+
+
+def test_what_is_left_of_compression_are_the_helpers() -> None:
+    assert recursive_getattr(torch.nn.Sequential(torch.nn.Linear(2, 3)), "0.out_features") == 3
