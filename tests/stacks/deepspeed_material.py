@@ -1,4 +1,4 @@
-"""Writes what the scripts of DeepSpeedExamples would download, under the names that they ask for."""
+"""Writes what DeepSpeedExamples would download, under the names that its scripts ask for."""
 
 import json
 import pickle

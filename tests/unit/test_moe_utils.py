@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-
-import spmdzero
 from spmdzero.compression.helper import recursive_getattr
 from spmdzero.moe.utils import (
     has_moe_layers,
@@ -11,6 +9,8 @@ from spmdzero.moe.utils import (
     is_moe_param_group,
     split_params_into_different_moe_groups_for_optimizer,
 )
+
+import spmdzero
 
 
 def test_a_model_without_experts_has_the_groups_that_it_had() -> None:
