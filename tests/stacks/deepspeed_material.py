@@ -86,7 +86,11 @@ def _write_opt(folder: Path) -> None:
     """Writes an OPT of two blocks without dropout, with a byte-level tokenizer as OPT has one."""
     import torch
     from tokenizers import ByteLevelBPETokenizer
-    from transformers import GPT2TokenizerFast, OPTConfig, OPTForCausalLM
+    from transformers import (
+        GPT2TokenizerFast,  # pyrefly: ignore[missing-module-attribute]
+        OPTConfig,
+        OPTForCausalLM,
+    )
 
     trained = ByteLevelBPETokenizer()
     trained.train_from_iterator(
