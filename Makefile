@@ -70,7 +70,7 @@ SHARED := $(ON_JAX) tests/integrations/test_savers.py \
 # What takes longer there.
 SHARED_ALL := tests/audit tests/checkpoint tests/cli tests/interchange tests/oracle \
 	tests/surface $(addprefix tests/unit/test_,linear_cross_entropy.py norms.py \
-	optim_elementwise.py optim_rules.py optim_whole_tensor.py region_scan.py) \
+	optim_elementwise.py optim_rules.py optim_whole_tensor.py) \
 	$(addprefix tests/explain/test_,attention.py fused_loss_on_tpu.py golden.py hidden_wire.py \
 	memory.py moves.py small_tensors.py stage_3_on_tpu.py time.py) \
 	$(addprefix tests/engine/test_,accumulation.py agreement.py captured.py captured_changes.py \
@@ -78,7 +78,7 @@ SHARED_ALL := tests/audit tests/checkpoint tests/cli tests/interchange tests/ora
 	compiling_steps.py copies.py direct_calls.py embedding_accumulation.py engine.py \
 	failed_steps.py fixed_reads.py flops_profiler.py folded.py folded_changes.py \
 	folded_surroundings.py fused_loss.py loader.py loading.py multi_output.py overflow_tables.py \
-	placement.py profile.py recompute.py reports.py reset_states.py scan.py short_batches.py skipped_steps.py \
+	placement.py profile.py recompute.py reports.py reset_states.py short_batches.py skipped_steps.py \
 	startup.py startup_compile.py startup_memory.py trajectories.py two_engines.py \
 	users_optimizers.py waiting_gradients.py whole_batch.py) \
 	$(addprefix tests/examples/test_,examples.py finetune.py generation.py source_text.py) \

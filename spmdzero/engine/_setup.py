@@ -196,13 +196,12 @@ def _refuse_on_torch_xla(settings: SpmdZeroConfig) -> None:
                 f"the mesh, and leaves none, such as {axis}, to the compiler",
                 fix=f'Write "spmd": {{"backend": "jax"}}, or {_WITHOUT[axis]}.',
             )
-    if settings.zero_optimization.stage == 3 and settings.spmd.scan != "off":
+    if settings.spmd.scan != "off":
         raise SpmdZeroConfigError(
             key="spmd.scan",
             value=settings.spmd.scan,
-            reason=f"at stage 3 a loop on the backend {current().name} would take the weights of "
-            "all blocks whole",
-            fix='Write "off", or "spmd": {"backend": "jax"}, or use stage 2.',
+            reason=f"programs of the backend {current().name} have no loops over equal blocks",
+            fix='Write "off", or "spmd": {"backend": "jax"}, which has them.',
         )
 
 
@@ -371,7 +370,9 @@ def _forward(
         return current().global_forward(**where)
     seed = GradientScaling.from_config(settings, replicas=where["mesh"].replicas).seed
     recompute = "nothing" if settings.spmd.fits_recompute else settings.spmd.recompute
-    where |= {"scan": settings.spmd.scan, "recompute": recompute}
+    where["recompute"] = recompute
+    if settings.spmd.scan != "off":
+        where["scan"] = settings.spmd.scan
     resting = {name: plan.at_rest(f"parameter/{name}") for name in plan.names}
     if shards := {name: layout for name, layout in resting.items() if layout.is_sharded}:
         where |= {"layouts": shards, "parts": lambda: gradients.path}

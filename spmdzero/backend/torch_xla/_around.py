@@ -11,9 +11,7 @@ from spmdzero.backend.attention import AttentionKernels
 from spmdzero.backend.protocols._region import AttentionCall, AttentionChoice, Recompute
 from spmdzero.backend.replica import RecomputedBlocks, kept_on_host
 from spmdzero.backend.replica._around import Provided
-from spmdzero.backend.scan import Scan, equal_blocks_as_loops, made_real
 from spmdzero.backend.torch_xla._autocast import autocast
-from spmdzero.backend.torch_xla._loop import LOOPS
 from spmdzero.backend.torch_xla._quirks import TorchXlaQuirks
 from spmdzero.backend.torch_xla.attention import KERNELS
 from spmdzero.backend.torch_xla.fixed_values import is_fixed
@@ -21,13 +19,12 @@ from spmdzero.backend.torch_xla.kernels import TorchsCalls, TorchsNorms
 
 
 class TorchXlaAround:
-    """Kernels, loops, autocast, recomputation and torch's norms around a module.
+    """Kernels, autocast, recomputation and torch's norms around a module.
 
     Args:
         module: the module whose forward runs.
         autocast: dtype of `torch.autocast` around the module's forward, None for none.
         attention: what computes `scaled_dot_product_attention`, see `AttentionKernels`.
-        scan: whether equal blocks of the module become a loop, see `equal_blocks_as_loops`.
         recompute: which blocks run again in backward, and their policy, see `RecomputedBlocks`.
         keep_on_host: whether what runs again keeps its inputs in the host's memory until backward.
 
@@ -41,12 +38,11 @@ class TorchXlaAround:
         *,
         autocast: torch.dtype | None = None,
         attention: AttentionChoice = "auto",
-        scan: Scan = "off",
         recompute: Recompute = "nothing",
         keep_on_host: bool = False,
     ) -> None:
         self.quirks = TorchXlaQuirks()
-        self._module, self._autocast, self._scan = module, autocast, scan
+        self._module, self._autocast = module, autocast
         self.recomputed = RecomputedBlocks(module, recompute)
         self._keep_on_host = keep_on_host
         self._attention: AttentionChoice = attention
@@ -60,10 +56,8 @@ class TorchXlaAround:
             TorchsCalls(),
             AttentionKernels(self._attention, KERNELS, owner=self._module) as kernels,
             autocast(self._autocast),
-            # Inside the loops, because recomputation concerns a part of a loop's body.
             self.recomputed(),
             kept_on_host(self._keep_on_host),
-            equal_blocks_as_loops(self._module, self._scan if loops else "off", LOOPS, provided),
         ):
             yield
         self.attention = tuple(kernels.calls)
@@ -84,7 +78,7 @@ class TorchXlaAround:
 
     def finish(self, output: Any) -> Any:
         """The module's output, as tensors that can be computed with."""
-        return made_real(output)
+        return output
 
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:

@@ -16,7 +16,6 @@ from spmdzero.backend.protocols._region import (
     ignore_writes,
 )
 from spmdzero.backend.replica import GatheredAtUse, GlobalForward, ReplicaRegion
-from spmdzero.backend.scan import Scan
 from spmdzero.backend.torch_xla._around import TorchXlaAround
 from spmdzero.backend.torch_xla._gathering import XlaGathering
 from spmdzero.backend.torch_xla._reads import watch_reads
@@ -33,7 +32,6 @@ def replica_region(
     seed: int = 1,
     autocast: torch.dtype | None = None,
     attention: AttentionChoice = "auto",
-    scan: Scan = "off",
     recompute: Recompute = "nothing",
     keep_on_host: bool = False,
     wrote: Wrote = ignore_writes,
@@ -43,7 +41,7 @@ def replica_region(
     """A `ReplicaRegion`; autocast to keep_on_host as in `TorchXlaAround`."""
     watch_reads(mesh)
     around = TorchXlaAround(
-        module, autocast=autocast, attention=attention, scan=scan, recompute=recompute,
+        module, autocast=autocast, attention=attention, recompute=recompute,
         keep_on_host=keep_on_host,
     )  # fmt: skip
     gathered = None

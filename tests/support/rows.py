@@ -1,0 +1,17 @@
+"""Marks rows of a table of cases."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+
+def marks_of(spmd: Mapping[str, Any], *, slow: bool) -> list[pytest.MarkDecorator]:
+    """Returns the marks of a case: whether it is slow, and whether JAX alone has what it asks for.
+
+    Args:
+        spmd: the case's section `"spmd"`.
+        slow: whether it is left to `make test-all`.
+    """
+    only = [pytest.mark.jax_only] if spmd.get("scan", "off") != "off" else []
+    return [*only, *[pytest.mark.slow] * slow]
