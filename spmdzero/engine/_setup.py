@@ -196,6 +196,13 @@ def _refuse_on_torch_xla(settings: SpmdZeroConfig) -> None:
                 f"the mesh, and leaves none, such as {axis}, to the compiler",
                 fix=f'Write "spmd": {{"backend": "jax"}}, or {_WITHOUT[axis]}.',
             )
+    if settings.spmd.attention == "kernel":
+        raise SpmdZeroConfigError(
+            key="spmd.attention",
+            value="kernel",
+            reason=f"the backend {current().name} computes attention as plain products",
+            fix='Write "plain", or "spmd": {"backend": "jax"}, which has kernels.',
+        )
     if settings.spmd.scan != "off":
         raise SpmdZeroConfigError(
             key="spmd.scan",
@@ -364,7 +371,8 @@ def _forward(
     if optimizer is not None:
         where["wrote"] = optimizer.follow_writes
     where["autocast"] = PrecisionPolicy.from_config(settings).autocast
-    where["attention"] = settings.spmd.attention
+    if current().attention_kernels:
+        where["attention"] = settings.spmd.attention
     where["keep_on_host"] = settings.activation_checkpointing.cpu_checkpointing
     if settings.spmd.forward == "global":
         return current().global_forward(**where)

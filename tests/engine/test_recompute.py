@@ -106,6 +106,12 @@ def test_a_loop_over_blocks_is_refused_where_a_backend_has_none(scan: str) -> No
 
 
 @pytest.mark.torch_xla_only
+def test_attention_by_kernels_is_refused_where_a_backend_has_none() -> None:
+    with pytest.raises(SpmdZeroConfigError, match=r'torch_xla computes att.*"backend": "jax"'):
+        start(Stack(), spmd={"attention": "kernel"})
+
+
+@pytest.mark.torch_xla_only
 def test_to_fit_a_budget_is_refused_where_a_backend_cant() -> None:
     with pytest.raises(SpmdZeroConfigError, match=r'torch_xla doesn.t say.*"backend": "jax"'):
         start(Stack(), spmd={"recompute": {"fit": "1GB"}})
@@ -202,7 +208,8 @@ class Attentions(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scan", ["off", pytest.param("on", marks=pytest.mark.jax_only)])
+@pytest.mark.jax_only
+@pytest.mark.parametrize("scan", ["off", "on"])
 def test_attention_kernels_and_what_is_kept_of_them(scan: str) -> None:
     losses: list[list[float]] = []
     products: list[int] = []

@@ -13,5 +13,6 @@ def marks_of(spmd: Mapping[str, Any], *, slow: bool) -> list[pytest.MarkDecorato
         spmd: the case's section `"spmd"`.
         slow: whether it is left to `make test-all`.
     """
-    only = [pytest.mark.jax_only] if spmd.get("scan", "off") != "off" else []
+    asks = spmd.get("scan", "off") != "off" or spmd.get("attention") == "kernel"
+    only = [pytest.mark.jax_only] * asks
     return [*only, *[pytest.mark.slow] * slow]

@@ -38,7 +38,7 @@ class Probe:
             module=self.module,
             sink=self._sink,
             rules=RegionRules(**rules),
-            attention=attention,
+            **({} if attention == "auto" else {"attention": attention}),
             **({} if scan == "off" else {"scan": scan}),
         )
 

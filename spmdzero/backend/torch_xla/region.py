@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from spmdzero.backend.protocols._region import (
-    AttentionChoice,
     GradientSink,
     PartsOfGradients,
     Recompute,
@@ -31,7 +30,6 @@ def replica_region(
     rules: RegionRules,
     seed: int = 1,
     autocast: torch.dtype | None = None,
-    attention: AttentionChoice = "auto",
     recompute: Recompute = "nothing",
     keep_on_host: bool = False,
     wrote: Wrote = ignore_writes,
@@ -41,7 +39,7 @@ def replica_region(
     """A `ReplicaRegion`; autocast to keep_on_host as in `TorchXlaAround`."""
     watch_reads(mesh)
     around = TorchXlaAround(
-        module, autocast=autocast, attention=attention, recompute=recompute,
+        module, autocast=autocast, recompute=recompute,
         keep_on_host=keep_on_host,
     )  # fmt: skip
     gathered = None
@@ -56,7 +54,7 @@ def replica_region(
 def global_forward(
     *, mesh: DeviceMesh, module: nn.Module, wrote: Wrote = ignore_writes, **around: Any
 ) -> GlobalForward:
-    """A `GlobalForward`; autocast, attention and keep_on_host as in `TorchXlaAround`."""
+    """A `GlobalForward`; autocast and keep_on_host as in `TorchXlaAround`."""
     watch_reads(mesh)
     made = TorchXlaAround(module, **around)
     return GlobalForward(mesh=mesh, module=module, around=made, wrote=wrote)
