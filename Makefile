@@ -58,10 +58,10 @@ PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 ON_JAX := tests/explain/test_explain.py tests/docs/test_docs.py tests/docs/test_commands.py tests/notebooks tests/comm \
 	$(addprefix tests/integrations/test_,client_engine.py client_schedule.py deferred.py \
 	experts.py loaded_models.py rows_of_devices.py sentence_transformers.py swift.py trainers_loss.py transformers.py) \
-	$(addprefix tests/engine/test_,attention.py first_import.py gpu_scripts.py inference_mode.py \
+	$(addprefix tests/engine/test_,first_import.py gpu_scripts.py inference_mode.py \
 	interrupts.py labels.py offload.py optimizers.py reads.py replaced_functions.py second_derivatives.py \
 	seeding.py stage_3.py stage_3_calls.py writes.py wrong_input.py zero_init.py) \
-	tests/unit/test_attention_kernels.py tests/unit/test_region_answers.py
+	tests/unit/test_region_answers.py
 # Those of the replica region, which each backend lowers in its own way, run on both.
 SHARED := $(ON_JAX) tests/integrations/test_savers.py \
 	$(addprefix tests/unit/test_,autocast.py fuzzed_functions.py placed.py \
@@ -70,15 +70,15 @@ SHARED := $(ON_JAX) tests/integrations/test_savers.py \
 # What takes longer there.
 SHARED_ALL := tests/audit tests/checkpoint tests/cli tests/interchange tests/oracle \
 	tests/surface $(addprefix tests/unit/test_,linear_cross_entropy.py norms.py \
-	optim_elementwise.py optim_rules.py optim_whole_tensor.py region_scan.py) \
-	$(addprefix tests/explain/test_,attention.py fused_loss_on_tpu.py golden.py hidden_wire.py \
+	optim_elementwise.py optim_rules.py optim_whole_tensor.py) \
+	$(addprefix tests/explain/test_,fused_loss_on_tpu.py golden.py hidden_wire.py \
 	memory.py moves.py small_tensors.py stage_3_on_tpu.py time.py) \
 	$(addprefix tests/engine/test_,accumulation.py agreement.py captured.py captured_changes.py \
 	captured_soak.py captured_state.py captured_traced.py changed_module.py comms_logger.py compiled_program.py \
 	compiling_steps.py copies.py direct_calls.py embedding_accumulation.py engine.py \
 	failed_steps.py fixed_reads.py flops_profiler.py folded.py folded_changes.py \
 	folded_surroundings.py fused_loss.py loader.py loading.py multi_output.py overflow_tables.py \
-	placement.py profile.py recompute.py reports.py reset_states.py scan.py short_batches.py skipped_steps.py \
+	placement.py profile.py recompute.py reports.py reset_states.py short_batches.py skipped_steps.py \
 	startup.py startup_compile.py startup_memory.py trajectories.py two_engines.py \
 	users_optimizers.py waiting_gradients.py whole_batch.py) \
 	$(addprefix tests/examples/test_,examples.py finetune.py generation.py source_text.py) \
@@ -87,7 +87,7 @@ SHARED_ALL := tests/audit tests/checkpoint tests/cli tests/interchange tests/ora
 	stage_3_clients.py trainer_class.py trl.py) $(SHARED)
 
 # Without transformers, accelerate and Lightning, which have their own newest torch.
-SHARED_NEWEST := tests/explain/test_attention.py tests/audit tests/checkpoint tests/hosts \
+SHARED_NEWEST := tests/audit tests/checkpoint tests/hosts \
 	$(filter-out tests/integrations/% tests/notebooks %_outputs.py %_transformers.py,$(SHARED))
 
 # Runs on both backends, whichever fails: $(call BOTH,options,what runs on JAX,what doesn't on torch_xla)

@@ -55,10 +55,9 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 # Before pytest's own, which leaves out what -m does not ask for.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out, in a process of JAX, single tests that are about torch_xla."""
-    if os.environ.get("SPMDZERO_BACKEND") != "jax":
-        return
-    left_out = [item for item in items if item.get_closest_marker("torch_xla_only")]
+    """Leaves out single tests that are about the backend that this process doesn't have."""
+    other = "torch_xla_only" if os.environ.get("SPMDZERO_BACKEND") == "jax" else "jax_only"
+    left_out = [item for item in items if item.get_closest_marker(other)]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
 

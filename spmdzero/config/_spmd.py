@@ -45,7 +45,7 @@ class SpmdConfig(Section):
         outputs: how an output leaves the region, by its dotted path such as "attentions.0".
         attention: how `scaled_dot_product_attention` is computed in the region: by a kernel
             ("kernel", which is interpreted slowly on the CPU), by plain products ("plain"), or by a
-            kernel in programs for TPUs and GPUs ("auto").
+            kernel in programs for TPUs and GPUs ("auto"). Kernels are the JAX backend's.
         fused_loss: whether transformers' causal language models train without logits: their loss
             comes from hidden states, chunk by chunk, and their output has no logits.
         recompute: which values of equal blocks that follow each other in a ModuleList or Sequential
@@ -66,7 +66,7 @@ class SpmdConfig(Section):
             again, once it has seen that they stay the same, and the three calls reuse their earlier
             traces.
         scan: whether four or more equal blocks of a ModuleList or Sequential are compiled once, as
-            a loop: "auto" does so in programs for TPUs, "on" on any device.
+            a loop: "auto" does so in programs for TPUs, "on" on any device; on the JAX backend.
         lengths: to which lengths clients' batches of texts are padded, so that few programs are
             compiled: "auto" takes powers of two and halves between them, from 64 on, once batches
             have had two lengths; a list names them; "off" leaves rows as they are. A script of its

@@ -196,13 +196,19 @@ def _refuse_on_torch_xla(settings: SpmdZeroConfig) -> None:
                 f"the mesh, and leaves none, such as {axis}, to the compiler",
                 fix=f'Write "spmd": {{"backend": "jax"}}, or {_WITHOUT[axis]}.',
             )
-    if settings.zero_optimization.stage == 3 and settings.spmd.scan != "off":
+    if settings.spmd.attention == "kernel":
+        raise SpmdZeroConfigError(
+            key="spmd.attention",
+            value="kernel",
+            reason=f"the backend {current().name} computes attention as plain products",
+            fix='Write "plain", or "spmd": {"backend": "jax"}, which has kernels.',
+        )
+    if settings.spmd.scan != "off":
         raise SpmdZeroConfigError(
             key="spmd.scan",
             value=settings.spmd.scan,
-            reason=f"at stage 3 a loop on the backend {current().name} would take the weights of "
-            "all blocks whole",
-            fix='Write "off", or "spmd": {"backend": "jax"}, or use stage 2.',
+            reason=f"programs of the backend {current().name} have no loops over equal blocks",
+            fix='Write "off", or "spmd": {"backend": "jax"}, which has them.',
         )
 
 
@@ -365,13 +371,16 @@ def _forward(
     if optimizer is not None:
         where["wrote"] = optimizer.follow_writes
     where["autocast"] = PrecisionPolicy.from_config(settings).autocast
-    where["attention"] = settings.spmd.attention
+    if current().attention_kernels:
+        where["attention"] = settings.spmd.attention
     where["keep_on_host"] = settings.activation_checkpointing.cpu_checkpointing
     if settings.spmd.forward == "global":
         return current().global_forward(**where)
     seed = GradientScaling.from_config(settings, replicas=where["mesh"].replicas).seed
     recompute = "nothing" if settings.spmd.fits_recompute else settings.spmd.recompute
-    where |= {"scan": settings.spmd.scan, "recompute": recompute}
+    where["recompute"] = recompute
+    if settings.spmd.scan != "off":
+        where["scan"] = settings.spmd.scan
     resting = {name: plan.at_rest(f"parameter/{name}") for name in plan.names}
     if shards := {name: layout for name, layout in resting.items() if layout.is_sharded}:
         where |= {"layouts": shards, "parts": lambda: gradients.path}

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from spmdzero.audit import AuditReport, sorted_findings
-from spmdzero.backend import map_tensors, runtime
+from spmdzero.backend import current, map_tensors, runtime
 from spmdzero.backend.replica._candidates import candidates
 from spmdzero.config import SpmdZeroConfig
 from spmdzero.engine import Engine, initialize
@@ -202,7 +202,7 @@ def _name_the_loop(model: nn.Module) -> None:
     """Logs what shortens the compilation of a model of many equal blocks."""
     rows = Counter(candidate.series for candidate in candidates(model).values())
     most = max(rows.values(), default=0)
-    if most >= _MANY_BLOCKS:
+    if most >= _MANY_BLOCKS and current().loops:
         logger.info(
             "explain: %d equal blocks are compiled one by one, which takes minutes for large ones. "
             '"spmd": {"scan": "on"} compiles one, as the body of a loop: --set spmd.scan=on',

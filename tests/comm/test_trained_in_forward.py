@@ -13,6 +13,7 @@ from torch import nn
 import spmdzero
 from spmdzero.backend import current
 from tests.comm.trained_in_forward import MICRO, WIDTH, Towers, batches, by_engine, by_torch
+from tests.support.rows import marks_of
 
 pytestmark = pytest.mark.skipif(
     not current().world_of_devices, reason="with torch_xla the world in a forward is the hosts"
@@ -48,7 +49,10 @@ ALL = {
     "global": ("calls", 1, {"spmd": {"forward": "global"}}),
     "global train_batch": ("train_batch", 1, {"spmd": {"forward": "global"}}),
 }
-ROWS = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in ALL)]
+ROWS = [
+    pytest.param(name, marks=marks_of(config.get("spmd", {}), slow=name in ALL))
+    for name, (*_, config) in (QUICK | ALL).items()
+]
 of_torch = functools.cache(by_torch)
 
 

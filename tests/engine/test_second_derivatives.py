@@ -15,6 +15,7 @@ import spmdzero
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.nn import linear_cross_entropy
 from tests.support.engines import start
+from tests.support.rows import marks_of
 
 ROWS, LENGTH, WIDTH = 16, 4, 8
 X = torch.randn(ROWS, LENGTH, WIDTH, generator=torch.Generator().manual_seed(1))
@@ -205,7 +206,10 @@ QUICK = {
 
 @pytest.mark.parametrize(
     "case",
-    [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
+    [
+        pytest.param(case, marks=marks_of(spmd, slow=case not in QUICK))
+        for case, (*_, spmd) in CASES.items()
+    ],
 )
 def test_gradients_of_a_gradient_are_those_of_torch(case: str) -> None:
     make, way, spmd = CASES[case]
@@ -316,6 +320,7 @@ def test_torch_func_inside_of_a_forward_is_torchs() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.jax_only
 def test_a_captured_step_has_the_penalty_of_its_forward() -> None:
     losses = []
     for capture in (True, False):

@@ -374,10 +374,3 @@ def test_a_global_forward_takes_parameters_whole_and_is_refused() -> None:
         "spmd.forward = 'global': at stage 3 parameters are gathered where the replica region uses "
         'them. Write "region", or use stage 2.'
     )
-
-
-@pytest.mark.torch_xla_only
-def test_a_loop_on_torch_xla_takes_parameters_whole_and_is_refused() -> None:
-    with pytest.raises(SpmdZeroConfigError, match="stage 3") as caught:
-        engines.start(model(), zero_optimization=ALL, spmd={"scan": "on"})
-    assert caught.value.key == "spmd.scan"

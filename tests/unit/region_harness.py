@@ -38,8 +38,8 @@ class Probe:
             module=self.module,
             sink=self._sink,
             rules=RegionRules(**rules),
-            scan=scan,
-            attention=attention,
+            **({} if attention == "auto" else {"attention": attention}),
+            **({} if scan == "off" else {"scan": scan}),
         )
 
     def _sink(self, name: str, local: torch.Tensor) -> None:

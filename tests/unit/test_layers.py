@@ -152,10 +152,10 @@ def test_the_files_to_change_for_a_rule_an_operation_a_key_and_a_stage_are_there
     assert [file for file, root in roots.items() if not (root / file).is_file()] == []
 
 
-# Attention's kernels, which both backends' programs hold, are written in JAX.
+# Attention's kernels are written in JAX.
 FOLDERS = {
     "torch_xla": ("spmdzero.backend.torch_xla",),
-    "jax": ("spmdzero.backend.jax", "spmdzero.backend.torch_xla", "spmdzero.backend.attention"),
+    "jax": ("spmdzero.backend.jax", "spmdzero.backend.attention"),
 }
 
 

@@ -15,6 +15,7 @@ from spmdzero import checkpointing
 from spmdzero.backend import Mesh, runtime
 from spmdzero.compat.tensor_fragment import safe_get_full_grad
 from tests.support.engines import start
+from tests.support.rows import marks_of
 
 
 class Block(nn.Module):
@@ -114,7 +115,12 @@ class Scales(nn.Module):
 
 @pytest.mark.parametrize(
     "spmd",
-    [{}, {"recompute": "everything"}, {"recompute": "dots"}, {"scan": "on"}],
+    [
+        {},
+        {"recompute": "everything"},
+        {"recompute": "dots"},
+        pytest.param({"scan": "on"}, marks=pytest.mark.jax_only),
+    ],
     ids=["a call", "everything", "dots", "a loop"],
 )
 def test_a_keyword_argument_reaches_the_function_whatever_its_name(spmd: dict[str, str]) -> None:
@@ -198,8 +204,8 @@ def forked() -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     "way",
     [
-        pytest.param(way, marks=[pytest.mark.slow] * (way not in QUICK_FORKS))
-        for way in FORKED
+        pytest.param(way, marks=marks_of(spmd, slow=way not in QUICK_FORKS))
+        for way, (_, spmd) in FORKED.items()
         if way != "a trace of each step"
     ],
 )

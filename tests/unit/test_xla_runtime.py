@@ -168,21 +168,3 @@ def test_what_is_traced_for_a_platform_is_asked_by_the_program_and_not_by_the_de
     with runtime.tracing_only():
         assert runtime.program_platform() == "CPU"
     assert not runtime.is_tracing_only()
-
-
-@pytest.mark.slow
-def test_lowering_a_kernel_leaves_the_environment_as_it_was() -> None:
-    # In a process that hasn't imported jax.
-    program = """
-import os, torch
-from spmdzero.backend.attention import Form
-from spmdzero.backend.torch_xla import runtime
-from spmdzero.backend.torch_xla.attention._kernels import _computation
-runtime.start()
-before = dict(os.environ)
-form = Form(batch=1, heads=1, kv_heads=1, q_length=128, kv_length=128, kv_used=128, head_dim=64,
-            value_dim=64, dtype="float32", causal=True, mask=None, mask_shape=(), platform="cpu")
-_computation("forward", form, (((1, 1, 128, 64), "float32"),) * 3)
-print({name for name in os.environ if os.environ[name] != before.get(name)})
-"""
-    assert run_python("-c", program, devices=8, fresh=True).splitlines()[-1] == "set()"

@@ -24,19 +24,16 @@ class Kernels:
             ``"forward"`` and the output's gradient to the gradients of query, key, value and sinks.
             Results of the forward go through `kept_of_kernel` and `kept`.
         install: the command that installs the package in which the kernels are written.
-        version: the only version of JAX whose kernels the compiler reads; None for any version
-            whose functions have the known parameters.
     """
 
     run: Callable[[Direction, Form, Sequence[torch.Tensor]], list[torch.Tensor]]
     install: str
-    version: str | None = None
 
 
 def jax_function(direction: Direction, form: Form) -> Callable[..., tuple[Any, ...]]:
     """`Kernels.run` as a function of JAX's arrays; mask and sinks are missing where none are.
 
-    It imports jax, which not every backend needs.
+    It imports jax, which the torch_xla backend doesn't need.
     """
     if form.platform == "cuda":
         from spmdzero.backend.attention import _cudnn

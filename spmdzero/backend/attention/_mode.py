@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.metadata
-import importlib.util
 from collections.abc import Callable
 from typing import Any, Protocol
 from unittest import mock
@@ -152,7 +151,7 @@ class AttentionKernels(TorchFunctionMode):
     def _require_a_way(self) -> None:
         if self._is_global:
             raise PlainError("the forward is global, and GSPMD can't split a kernel")
-        said, fix = _missing(self._kernels.version, self._platform), self._kernels.install
+        said, fix = _missing(self._platform), self._kernels.install
         if said is None:
             return
         if self._always:
@@ -160,19 +159,14 @@ class AttentionKernels(TorchFunctionMode):
         raise PlainError(f"{said}: {fix}")
 
 
-def _missing(wanted: str | None, platform: str) -> str | None:
-    """The reason why JAX's kernels can't be used, of the one `wanted` version or of any."""
-    if not importlib.util.find_spec("jax"):
-        return "jax, in which the kernels are written, is not installed"
-    found = importlib.metadata.version("jax")
-    if wanted is not None:
-        other = f"jax {found} is installed, and the kernels are read as jax {wanted} writes them"
-        return None if found == wanted else other
+def _missing(platform: str) -> str | None:
+    """The reason why the installed JAX's kernels can't be used."""
     if platform == "cuda":
         from spmdzero.backend.attention._cudnn import is_as_known
     else:
         from spmdzero.backend.attention._splash import is_as_known
 
+    found = importlib.metadata.version("jax")
     return None if is_as_known() else f"jax {found} has other kernels than those that are known"
 
 

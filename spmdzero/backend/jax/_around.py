@@ -15,15 +15,15 @@ from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._factories import OwnFactories
 from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._libraries import without_own_kernels
-from spmdzero.backend.jax._loop import LOOPS
+from spmdzero.backend.jax._pending_block import made_real
 from spmdzero.backend.jax._quirks import JaxQuirks
 from spmdzero.backend.jax._shared_rows import SharedRows
 from spmdzero.backend.jax._tensor import DEVICE, LazyTensor
 from spmdzero.backend.jax._values import Space
+from spmdzero.backend.jax.scan import Scan, equal_blocks_as_loops
 from spmdzero.backend.protocols._region import AttentionCall, AttentionChoice, Recompute
 from spmdzero.backend.replica import RecomputedBlocks, kept_on_host
 from spmdzero.backend.replica._around import Provided
-from spmdzero.backend.scan import Scan, equal_blocks_as_loops, made_real
 
 
 class JaxAround:
@@ -74,7 +74,7 @@ class JaxAround:
             # Inside the loops, because recomputation concerns a part of a loop's body.
             self.recomputed(),
             kept_on_host(self._keep_on_host),
-            equal_blocks_as_loops(self._module, self._scan if loops else "off", LOOPS, provided),
+            equal_blocks_as_loops(self._module, self._scan if loops else "off", provided),
         ):
             yield
         self.attention = tuple(kernels.calls)

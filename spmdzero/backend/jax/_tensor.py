@@ -16,9 +16,9 @@ import torch
 from spmdzero._user_line import user_line
 from spmdzero.backend._autocast_lists import keys_of
 from spmdzero.backend.jax._cells import Cell
+from spmdzero.backend.jax._pending_block import StandIn
 from spmdzero.backend.jax._values import Value
 from spmdzero.backend.jax._views import ViewStep
-from spmdzero.backend.scan import StandIn
 from spmdzero.errors import SpmdZeroRuntimeError
 
 DEVICE = torch.device("xla", 0)

@@ -15,13 +15,13 @@ from spmdzero.backend.jax._dispatch import value_of, values_of
 from spmdzero.backend.jax._graph import mark_of
 from spmdzero.backend.jax._indexed import indices_behind
 from spmdzero.backend.jax._memory import rests_on_host
+from spmdzero.backend.jax._pending_block import StandIn
 from spmdzero.backend.jax._python import mixing
 from spmdzero.backend.jax._tensor import OWN, LazyTensor, over
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax.mesh import ordered_shards
 from spmdzero.backend.protocols._arrays import Form
-from spmdzero.backend.scan import StandIn
 
 PARAMETER = LazyTensor
 

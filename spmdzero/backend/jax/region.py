@@ -12,6 +12,7 @@ from spmdzero.backend.jax._gathering import JaxGathering
 from spmdzero.backend.jax._reads import watch_reads
 from spmdzero.backend.jax._shared_rows import SharedRows
 from spmdzero.backend.jax.mesh import DeviceMesh
+from spmdzero.backend.jax.scan import Scan
 from spmdzero.backend.protocols._mesh import REPLICATED
 from spmdzero.backend.protocols._region import (
     AttentionChoice,
@@ -23,7 +24,6 @@ from spmdzero.backend.protocols._region import (
     ignore_writes,
 )
 from spmdzero.backend.replica import GatheredAtUse, GlobalForward, ReplicaRegion
-from spmdzero.backend.scan import Scan
 from spmdzero.plan import Layout
 
 

@@ -52,6 +52,8 @@ class Backend:
             until backward; a log line says so if they stay on the devices.
         host_memory: the host's memory; None for a backend that can't use it.
         repeats: starts known programs again; None for a backend that records each step.
+        loops: whether a program can run equal blocks of a model as one loop.
+        attention_kernels: whether a program can compute attention by a kernel.
         views_in_inference_mode: whether a tensor made outside of `torch.inference_mode` can be
             viewed in it, as a linear layer does with its weight.
         world_of_devices: whether torch.distributed's world is the replicas in a forward; else it is
@@ -78,6 +80,8 @@ class Backend:
     recomputed_from_host: Callable[..., Any]
     host_memory: HostMemory | None = None
     repeats: Repeats | None = None
+    loops: bool = True
+    attention_kernels: bool = True
     views_in_inference_mode: bool = True
     world_of_devices: bool = True
     device_memory: DeviceMemory | None = None

@@ -7,27 +7,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend.attention import AttentionKernels
-from spmdzero.backend.protocols._region import AttentionCall, AttentionChoice, Recompute
+from spmdzero._logging import log_once
+from spmdzero.backend.attention import masks_without_reading
+from spmdzero.backend.protocols._region import AttentionCall, Recompute
 from spmdzero.backend.replica import RecomputedBlocks, kept_on_host
 from spmdzero.backend.replica._around import Provided
-from spmdzero.backend.scan import Scan, equal_blocks_as_loops, made_real
+from spmdzero.backend.torch_xla import runtime
 from spmdzero.backend.torch_xla._autocast import autocast
-from spmdzero.backend.torch_xla._loop import LOOPS
 from spmdzero.backend.torch_xla._quirks import TorchXlaQuirks
-from spmdzero.backend.torch_xla.attention import KERNELS
 from spmdzero.backend.torch_xla.fixed_values import is_fixed
 from spmdzero.backend.torch_xla.kernels import TorchsCalls, TorchsNorms
 
 
 class TorchXlaAround:
-    """Kernels, loops, autocast, recomputation and torch's norms around a module.
+    """Autocast, recomputation and torch's norms around a module.
 
     Args:
         module: the module whose forward runs.
         autocast: dtype of `torch.autocast` around the module's forward, None for none.
-        attention: what computes `scaled_dot_product_attention`, see `AttentionKernels`.
-        scan: whether equal blocks of the module become a loop, see `equal_blocks_as_loops`.
         recompute: which blocks run again in backward, and their policy, see `RecomputedBlocks`.
         keep_on_host: whether what runs again keeps its inputs in the host's memory until backward.
 
@@ -40,57 +37,51 @@ class TorchXlaAround:
         module: nn.Module,
         *,
         autocast: torch.dtype | None = None,
-        attention: AttentionChoice = "auto",
-        scan: Scan = "off",
         recompute: Recompute = "nothing",
         keep_on_host: bool = False,
     ) -> None:
         self.quirks = TorchXlaQuirks()
-        self._module, self._autocast, self._scan = module, autocast, scan
+        self._module, self._autocast = module, autocast
         self.recomputed = RecomputedBlocks(module, recompute)
         self._keep_on_host = keep_on_host
-        self._attention: AttentionChoice = attention
+        # The kernels are JAX's: attention is plain products here.
         self.attention: tuple[AttentionCall, ...] = ()
 
     @contextlib.contextmanager
     def forward(self, provided: Provided, *, loops: bool) -> Iterator[None]:
         """Context around a forward in the region."""
+        if runtime.program_platform() == "TPU":
+            log_once("attention is computed as plain products: its kernels are the JAX backend's")
         with (
             TorchsNorms(),
             TorchsCalls(),
-            AttentionKernels(self._attention, KERNELS, owner=self._module) as kernels,
+            masks_without_reading(self._module),
             autocast(self._autocast),
-            # Inside the loops, because recomputation concerns a part of a loop's body.
             self.recomputed(),
             kept_on_host(self._keep_on_host),
-            equal_blocks_as_loops(self._module, self._scan if loops else "off", LOOPS, provided),
         ):
             yield
-        self.attention = tuple(kernels.calls)
 
     @contextlib.contextmanager
     def global_forward(self) -> Iterator[None]:
         """Context around a forward in global space."""
-        kernels = AttentionKernels(self._attention, KERNELS, owner=self._module, is_global=True)
         with (
             TorchsNorms(),
             TorchsCalls(),
-            kernels,
+            masks_without_reading(self._module),
             autocast(self._autocast),
             kept_on_host(self._keep_on_host),
         ):
             yield
-        self.attention = tuple(kernels.calls)
 
     def finish(self, output: Any) -> Any:
         """The module's output, as tensors that can be computed with."""
-        return made_real(output)
+        return output
 
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
         """Context around the backward of a forward in the region."""
-        kernels = AttentionKernels(self._attention, KERNELS, owner=self._module)
-        with TorchsNorms(), TorchsCalls(), kernels:
+        with TorchsNorms(), TorchsCalls(), masks_without_reading(self._module):
             yield
 
     def is_fixed(self, tensor: torch.Tensor) -> bool:

@@ -38,6 +38,8 @@ TORCH_XLA = Backend(
     refuse_leak=refuse_leak,
     recomputed=recomputed,
     recomputed_from_host=recomputed_from_host,
+    loops=False,
+    attention_kernels=False,
     views_in_inference_mode=False,
     # With the mode that follows ranks, torch_xla traces another graph at each step.
     world_of_devices=False,

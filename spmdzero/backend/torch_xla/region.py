@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from spmdzero.backend.protocols._region import (
-    AttentionChoice,
     GradientSink,
     PartsOfGradients,
     Recompute,
@@ -16,7 +15,6 @@ from spmdzero.backend.protocols._region import (
     ignore_writes,
 )
 from spmdzero.backend.replica import GatheredAtUse, GlobalForward, ReplicaRegion
-from spmdzero.backend.scan import Scan
 from spmdzero.backend.torch_xla._around import TorchXlaAround
 from spmdzero.backend.torch_xla._gathering import XlaGathering
 from spmdzero.backend.torch_xla._reads import watch_reads
@@ -32,8 +30,6 @@ def replica_region(
     rules: RegionRules,
     seed: int = 1,
     autocast: torch.dtype | None = None,
-    attention: AttentionChoice = "auto",
-    scan: Scan = "off",
     recompute: Recompute = "nothing",
     keep_on_host: bool = False,
     wrote: Wrote = ignore_writes,
@@ -43,7 +39,7 @@ def replica_region(
     """A `ReplicaRegion`; autocast to keep_on_host as in `TorchXlaAround`."""
     watch_reads(mesh)
     around = TorchXlaAround(
-        module, autocast=autocast, attention=attention, scan=scan, recompute=recompute,
+        module, autocast=autocast, recompute=recompute,
         keep_on_host=keep_on_host,
     )  # fmt: skip
     gathered = None
@@ -58,7 +54,7 @@ def replica_region(
 def global_forward(
     *, mesh: DeviceMesh, module: nn.Module, wrote: Wrote = ignore_writes, **around: Any
 ) -> GlobalForward:
-    """A `GlobalForward`; autocast, attention and keep_on_host as in `TorchXlaAround`."""
+    """A `GlobalForward`; autocast and keep_on_host as in `TorchXlaAround`."""
     watch_reads(mesh)
     made = TorchXlaAround(module, **around)
     return GlobalForward(mesh=mesh, module=module, around=made, wrote=wrote)

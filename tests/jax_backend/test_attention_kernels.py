@@ -1,7 +1,6 @@
 """Attention by kernels, interpreted on the CPU, beside torch's own."""
 
 import dataclasses
-import importlib.metadata
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from spmdzero._logging import forget_what_was_logged
-from spmdzero.backend import Mesh, current, programs
+from spmdzero.backend import Mesh, programs
 from spmdzero.backend.attention import _splash
 from spmdzero.backend.attention._call import Call, PlainError
 from spmdzero.backend.attention._form import block_of, padded_length
@@ -298,17 +297,9 @@ def test_kernels_of_another_jax_are_refused_or_left_out(
             probe(probe.batch(x))
         return probe
 
-    if current().name == "torch_xla":
-        real = importlib.metadata.version
-        other = {"jax": "0.9.9"}
-        monkeypatch.setattr(
-            importlib.metadata, "version", lambda name: other.get(name) or real(name)
-        )
-        reason = "jax 0.9.9 is installed, and the kernels are read as jax 0.7.1 writes them"
-    else:
-        monkeypatch.setattr(_splash.splash, "_splash_attention_bwd", lambda res, do: None)
-        _splash.is_as_known.cache_clear()
-        reason = r"jax \S+ has other kernels than those that are known"
+    monkeypatch.setattr(_splash.splash, "_splash_attention_bwd", lambda res, do: None)
+    _splash.is_as_known.cache_clear()
+    reason = r"jax \S+ has other kernels than those that are known"
     try:
         with pytest.raises(
             SpmdZeroRuntimeError, match=rf'"attention": "kernel".*{reason}: pip install'

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from spmdzero.backend._current import compiler
-from spmdzero.backend.scan._parts import Form
+from spmdzero.backend.jax.scan._parts import Form
 
 
 class Run:

@@ -9,6 +9,11 @@ from torch import nn
 
 from spmdzero._logging import log_once
 from spmdzero.backend._current import current, runtime
+from spmdzero.backend.jax._pending_block import made_real
+from spmdzero.backend.jax.scan._body import Block, Body
+from spmdzero.backend.jax.scan._chain import Call, Chain
+from spmdzero.backend.jax.scan._parts import Form
+from spmdzero.backend.jax.scan._trace import trace
 from spmdzero.backend.replica._anchors import is_hooked
 from spmdzero.backend.replica._around import Provided
 from spmdzero.backend.replica._candidates import (
@@ -18,11 +23,6 @@ from spmdzero.backend.replica._candidates import (
 )
 from spmdzero.backend.replica._class_calls import calls_replaced
 from spmdzero.backend.replica._refused import NotALoopError, taken_apart
-from spmdzero.backend.scan._body import Block, Body
-from spmdzero.backend.scan._chain import Call, Chain
-from spmdzero.backend.scan._parts import Form, Loops
-from spmdzero.backend.scan._pending_block import made_real
-from spmdzero.backend.scan._trace import trace
 
 Scan = Literal["auto", "on", "off"]
 
@@ -31,7 +31,6 @@ Scan = Literal["auto", "on", "off"]
 def equal_blocks_as_loops(
     model: nn.Module,
     scan: Scan,
-    loops: Loops,
     provided: Provided,
 ) -> Iterator[None]:
     """Context in which equal blocks of `model` that follow each other become one loop.
@@ -39,7 +38,6 @@ def equal_blocks_as_loops(
     Args:
         model: a module with the replica's parameters.
         scan: "auto" makes loops only in programs for TPUs.
-        loops: those of the backend.
         provided: the inputs of the forward.
     """
     if scan == "off" or (scan == "auto" and runtime.program_platform() != "TPU"):
@@ -47,7 +45,7 @@ def equal_blocks_as_loops(
         return
     found = candidates(model)
     classes = {type(part) for part in model.modules() if id(part) in found}
-    calls = _Calls(found, loops, provided)
+    calls = _Calls(found, provided)
     with contextlib.ExitStack() as stack:
         stack.callback(calls.let_go)
         for kind in classes:
@@ -56,8 +54,8 @@ def equal_blocks_as_loops(
 
 
 class _Calls:
-    def __init__(self, found: dict[int, Candidate], loops: Loops, provided: Provided) -> None:
-        self._found, self._loops, self._provided = found, loops, provided
+    def __init__(self, found: dict[int, Candidate], provided: Provided) -> None:
+        self._found, self._provided = found, provided
         self._chain: Chain | None = None
         self._series = 0
         self._unrolled: set[int] = set()
@@ -104,9 +102,7 @@ class _Calls:
             return call(module, x, *rest, **kwargs)
         if not follows or chain is None or not _continues(chain, body, shared):
             x = made_real(x)
-            chain = self._chain = Chain(
-                body, x, shared, self._loops, self._provided, last=candidate.place - 1
-            )
+            chain = self._chain = Chain(body, x, shared, self._provided, last=candidate.place - 1)
             self._series = candidate.series
         chain.last = candidate.place
         made = chain.add(
@@ -149,7 +145,7 @@ class _Calls:
         )
         self._tracing = True
         try:
-            return trace(block, self._loops, self._provided.gathered), shared, checkpointed
+            return trace(block, self._provided.gathered), shared, checkpointed
         finally:
             self._tracing = False
 

@@ -11,6 +11,11 @@ from torch import nn
 from torch.nn.utils.stateless import _reparametrize_module
 
 from spmdzero.backend._current import arrays
+from spmdzero.backend.jax._factories import OwnFactories
+from spmdzero.backend.jax._quirks import JaxQuirks
+from spmdzero.backend.jax.scan._body import Block, Body
+from spmdzero.backend.jax.scan._parts import Form, shards_of
+from spmdzero.backend.jax.scan._run import Run
 from spmdzero.backend.protocols._compiler import FoldedFunction
 from spmdzero.backend.pure import ImpureError, ModuleWatch, attempt, fold_python
 from spmdzero.backend.replica._anchors import Anchors, no_hooks
@@ -18,9 +23,6 @@ from spmdzero.backend.replica._dispatch import RegionDispatch
 from spmdzero.backend.replica._gathered import GatheredAtUse
 from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.backend.replica._refused import NotALoopError, taken_apart
-from spmdzero.backend.scan._body import Block, Body
-from spmdzero.backend.scan._parts import Form, Loops, shards_of
-from spmdzero.backend.scan._run import Run
 
 
 def _gradients(
@@ -38,15 +40,15 @@ def _gradients(
     return found
 
 
-def trace(block: Block, loops: Loops, gathered: GatheredAtUse | None) -> Body:
-    """Traces `block` for a loop of the backend; the random generators don't change.
+def trace(block: Block, gathered: GatheredAtUse | None) -> Body:
+    """Traces `block` for a loop; the random generators don't change.
 
     What `gathered` has as shards the traced block takes as shards, and gathers.
 
     Raises:
         NotALoopError: the block can't be the body of a loop.
     """
-    tracer = _Tracer(block, loops, gathered)
+    tracer = _Tracer(block, gathered)
     if not torch.is_grad_enabled():
         return tracer.forward(None, saves_x=False)
     backward = tracer.backward()
@@ -64,8 +66,8 @@ class _Backward:
 
 
 class _Tracer:
-    def __init__(self, block: Block, loops: Loops, gathered: GatheredAtUse | None) -> None:
-        self._block, self._loops = block, loops
+    def __init__(self, block: Block, gathered: GatheredAtUse | None) -> None:
+        self._block = block
         self._gathered = None if gathered is None else gathered.in_body()
         self._given, self.shared = taken_apart((block.args, block.kwargs))
         self._state = block.state
@@ -219,11 +221,11 @@ class _Tracer:
             read=_refuse_read,
             upload=run.upload,
             owner=block.module,
-            quirks=self._loops.quirks,
+            quirks=JaxQuirks(),
             gathered=self._gathered,
         )
         anchors = Anchors(keep or _unchanged)
-        inside, gathers = self._loops.inside(), self._gathered or contextlib.nullcontext()
+        inside, gathers = OwnFactories(), self._gathered or contextlib.nullcontext()
         replaced = _reparametrize_module(block.module, state)
         with gathers, anchors, dispatch, inside, no_hooks(), replaced:
             anchors.active = keep is not None

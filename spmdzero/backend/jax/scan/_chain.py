@@ -13,16 +13,16 @@ from torch import nn
 from spmdzero.backend._current import current
 from spmdzero.backend._keys import draw_key
 from spmdzero.backend.forms._tree import found
+from spmdzero.backend.jax._pending_block import StandIn, followed_error
+from spmdzero.backend.jax.scan._body import Body
+from spmdzero.backend.jax.scan._loop import Given, run
+from spmdzero.backend.jax.scan._parts import shards_of
+from spmdzero.backend.jax.scan._unrolled import Unrolled
 from spmdzero.backend.replica._around import Provided
 from spmdzero.backend.replica._candidates import FEWEST, surroundings
 from spmdzero.backend.replica._gathered import Shard
 from spmdzero.backend.replica._recompute import recomputed
 from spmdzero.backend.replica._refused import taken_apart
-from spmdzero.backend.scan._body import Body
-from spmdzero.backend.scan._loop import Given, run
-from spmdzero.backend.scan._parts import Loops, shards_of
-from spmdzero.backend.scan._pending_block import StandIn, followed_error
-from spmdzero.backend.scan._unrolled import Unrolled
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,7 +52,6 @@ class Chain:
         body: the traced first block.
         x: the first block's input.
         shared: the tensors that each block takes beside.
-        loops: those of the backend.
         provided: the inputs of the forward.
 
     Attributes:
@@ -65,13 +64,12 @@ class Chain:
         body: Body,
         x: torch.Tensor,
         shared: Sequence[torch.Tensor],
-        loops: Loops,
         provided: Provided,
         *,
         last: int,
     ) -> None:
         self.body, self.shared, self.last = body, shared, last
-        self._x, self._loops, self._provided = x, loops, provided
+        self._x, self._provided = x, provided
         self._calls: list[Call] = []
         self._made: list[weakref.ref[StandIn]] = []
         self._values: dict[int, torch.Tensor] = {}
@@ -127,11 +125,10 @@ class Chain:
                     blocks=[(call.module, call.call) for call in self._calls],
                     form=taken_apart((self._calls[0].args, self._calls[0].kwargs))[0],
                     around=functools.partial(_as_then, self.surroundings),
-                    loops=self._loops,
                     upload=self._provided.upload,
                     gathered=self._provided.gathered,
                 )
-                self._values[end] = run(self.body, self._given(), self._loops.run, unrolled)
+                self._values[end] = run(self.body, self._given(), unrolled)
         self._calls.clear()
 
     def _given(self) -> Given:

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from spmdzero.backend.forms._tree import Skeleton
+from spmdzero.backend.jax.scan._parts import Form
 from spmdzero.backend.protocols._compiler import FoldedFunction
 from spmdzero.backend.pure import same_constants
-from spmdzero.backend.scan._parts import Form
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

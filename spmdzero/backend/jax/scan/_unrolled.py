@@ -11,10 +11,11 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from spmdzero.backend.forms._tree import Skeleton, found
 from spmdzero.backend.forms._with_graph import gradients_with_graph
+from spmdzero.backend.jax._factories import OwnFactories
+from spmdzero.backend.jax._quirks import JaxQuirks
 from spmdzero.backend.replica._dispatch import RegionDispatch
 from spmdzero.backend.replica._gathered import GatheredAtUse
 from spmdzero.backend.replica._random import ReplicaRandom
-from spmdzero.backend.scan._parts import Loops
 from spmdzero.errors import ReplicaRegionError
 
 
@@ -46,7 +47,6 @@ class Unrolled:
         blocks: each block, with the function that runs it.
         form: of each block's arguments after the first one.
         around: makes the context that was around the calls.
-        loops: those of the backend.
         upload: maps a CPU tensor to every replica's copy.
         gathered: gathers the parameters that are stored as shards; None where there are none.
     """
@@ -54,7 +54,6 @@ class Unrolled:
     blocks: Sequence[tuple[nn.Module, Callable[..., Any]]]
     form: Skeleton
     around: Callable[[], contextlib.AbstractContextManager[Any]]
-    loops: Loops
     upload: Callable[[torch.Tensor], torch.Tensor]
     gathered: GatheredAtUse | None
 
@@ -108,12 +107,12 @@ class Unrolled:
             read=_refuse_read,
             upload=self.upload,
             owner=module,
-            quirks=self.loops.quirks,
+            quirks=JaxQuirks(),
             gathered=self.gathered,
         )
         state = torch.get_rng_state()
         try:
-            with dispatch, self.loops.inside(), self.around():
+            with dispatch, OwnFactories(), self.around():
                 yield run
         finally:
             # The keys are those of the forward, whose draws the generator has already counted.

@@ -6,12 +6,13 @@ from typing import Any, cast
 
 import torch
 
+from spmdzero.backend.jax.scan._body import Body
+from spmdzero.backend.jax.scan._loop_op import run_loop
+from spmdzero.backend.jax.scan._parts import Form
+from spmdzero.backend.jax.scan._unrolled import Tensors, Unrolled
 from spmdzero.backend.protocols._compiler import FoldedFunction
 from spmdzero.backend.replica._anchors import no_hooks
 from spmdzero.backend.replica._gathered import Shard
-from spmdzero.backend.scan._body import Body
-from spmdzero.backend.scan._parts import Form, Run
-from spmdzero.backend.scan._unrolled import Tensors, Unrolled
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,13 +43,13 @@ class Given:
     enter: Callable[[torch.Tensor], torch.Tensor]
 
 
-def run(body: Body, given: Given, loop: Run, unrolled: Unrolled) -> torch.Tensor:
+def run(body: Body, given: Given, unrolled: Unrolled) -> torch.Tensor:
     """The last block's output; `unrolled` has the same blocks."""
     parameters = [t for block in given.parameters for t in block.values()]
     awaiting = [t for block in given.awaiting for t in block]
     tensors = given.x, *given.shared, *parameters, *awaiting
     with no_hooks():
-        return cast(torch.Tensor, _Blocks.apply(body, given, loop, unrolled, *tensors))
+        return cast(torch.Tensor, _Blocks.apply(body, given, unrolled, *tensors))
 
 
 class _Blocks(torch.autograd.Function):
@@ -57,7 +58,6 @@ class _Blocks(torch.autograd.Function):
         ctx: Any,
         body: Body,
         given: Given,
-        loop: Run,
         unrolled: Unrolled,
         x: torch.Tensor,
         *tensors: torch.Tensor,
@@ -70,7 +70,6 @@ class _Blocks(torch.autograd.Function):
         whole = [*given.shared, given.replica]
         made = [*([Form.of(x)] if body.saves_x else []), *body.forms]
         y, *saved = _call(
-            loop,
             body.forward,
             times=len(given.parameters),
             # This is the order of the traced block's inputs.
@@ -87,7 +86,7 @@ class _Blocks(torch.autograd.Function):
         if unrolled.gathered is not None:
             unrolled.gathered.passed(y)
         ctx.body, ctx.names, ctx.buffers, ctx.times = body, names, buffers, len(given.parameters)
-        ctx.enter, ctx.loop, ctx.unrolled = given.enter, loop, unrolled
+        ctx.enter, ctx.unrolled = given.enter, unrolled
         ctx.counts = len(given.shared), len(sliced), len(keys), len(given.uploads)
         own = tensors[len(given.shared) :][: len(given.parameters) * len(names)]
         ctx.awaiting = sum(map(len, given.awaiting))
@@ -119,13 +118,12 @@ class _Blocks(torch.autograd.Function):
                 keys=[[column[block] for column in keys] for block in range(ctx.times)],
             )
             found = ctx.unrolled.gradients(tensors, *grad_outputs)
-            return None, None, None, None, *found, *[None] * ctx.awaiting
+            return None, None, None, *found, *[None] * ctx.awaiting
         # A body that doesn't read x gets the x at hand.
         xs = saved.pop(0) if body.saves_x else None
         sums = [torch.zeros_like(whole[i]) for i in body.shared]
         own = [("sliced", [xs])] if xs is not None else [("unread", [x])]
         outputs = _call(
-            ctx.loop,
             body.backward,
             times=ctx.times,
             backwards=True,
@@ -144,7 +142,7 @@ class _Blocks(torch.autograd.Function):
         dx, *outputs = outputs
         if ctx.unrolled.gathered is not None:
             ctx.unrolled.gathered.passed(dx)
-        return None, None, None, None, dx, *_by_input(body, outputs, ctx)
+        return None, None, None, dx, *_by_input(body, outputs, ctx)
 
 
 def _by_input(body: Body, outputs: Sequence[torch.Tensor], ctx: Any) -> list[torch.Tensor | None]:
@@ -176,7 +174,6 @@ def _one(stack: torch.Tensor) -> Form:
 
 
 def _call(
-    loop: Run,
     function: FoldedFunction,
     *,
     times: int,
@@ -188,9 +185,8 @@ def _call(
     """Runs the loop; returns its last carried values and its stacks.
 
     Args:
-        loop: runs loops, by the backend.
         function: one iteration.
-        times, backwards, made: see `Run`.
+        times, backwards, made: see `run_loop`.
         enter: see `Given`.
         kinds: the inputs in the order of `function`, and how each enters the loop.
     """
@@ -210,7 +206,7 @@ def _call(
     read = {*places["carried"], *arrangement}
     order = [place for place in order if place in read]
     moved = {place: new for new, place in enumerate(order)}
-    return loop(
+    return run_loop(
         function,
         [tensors[place] for place in order],
         times=times,
@@ -218,6 +214,5 @@ def _call(
         arrangement=tuple(moved[place] for place in arrangement),
         carried=tuple(Form.of(tensors[place]) for place in places["carried"]),
         sliced=tuple(_one(tensors[place]) for place in places["sliced"] if place in read),
-        whole=tuple(Form.of(tensors[place]) for place in places["whole"] if place in read),
         made=tuple(made),
     )

@@ -1,4 +1,4 @@
-"""Loops in recorded programs: see `spmdzero.backend.scan.Loops`."""
+"""Loops in recorded programs."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -8,16 +8,14 @@ import jax
 import torch
 
 from spmdzero.backend.jax._dispatch import value_of
-from spmdzero.backend.jax._factories import OwnFactories
 from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._graph_function import run_steps
 from spmdzero.backend.jax._merged_dims import LOOP, MergedDims
-from spmdzero.backend.jax._quirks import JaxQuirks
 from spmdzero.backend.jax._tensor import over
 from spmdzero.backend.jax._values import Space, record
 from spmdzero.backend.jax.ops.matmul import in_loop
+from spmdzero.backend.jax.scan._parts import Form
 from spmdzero.backend.protocols._compiler import FoldedFunction
-from spmdzero.backend.scan import Form, Loops
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -26,7 +24,7 @@ class LoopOp:
 
     Attributes:
         graph: of one iteration.
-        times, backwards, arrangement: see `spmdzero.backend.scan.Loops`.
+        times, backwards, arrangement: see `run_loop`.
         carried, sliced: the numbers of such inputs.
         makes: see `Op`.
     """
@@ -98,7 +96,7 @@ class LoopOp:
         return [*last, *stacks]
 
 
-def _run(
+def run_loop(
     function: FoldedFunction,
     tensors: Sequence[torch.Tensor],
     *,
@@ -107,9 +105,21 @@ def _run(
     arrangement: tuple[int, ...],
     carried: tuple[Form, ...],
     sliced: tuple[Form, ...],
-    whole: tuple[Form, ...],
     made: tuple[Form, ...],
 ) -> list[torch.Tensor]:
+    """The last carried values, and stacks `[times, ...]` of the iterations' results.
+
+    Args:
+        function: one folded iteration; returns the carried values and its results.
+        tensors: values carried into the first iteration, stacks `[times, ...]`, and tensors that
+            are the same in each iteration.
+        times: number of iterations.
+        backwards: whether they run from the last slice to the first.
+        arrangement: for each parameter of the function's program its index in the tensors.
+        carried: forms of the first tensors, which each iteration replaces.
+        sliced: forms of a slice of the stacks that follow.
+        made: forms of an iteration's results.
+    """
     op = LoopOp(
         graph=function.body.graph,
         times=times,
@@ -122,6 +132,3 @@ def _run(
     forms += [((times, *form.shape), form.dtype) for form in made]
     values = tuple(value_of(tensor) for tensor in tensors)
     return [*map(over, record(op, values, {}, forms))]
-
-
-LOOPS = Loops(run=_run, quirks=JaxQuirks(), inside=OwnFactories)

@@ -6,21 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from spmdzero.backend import Mesh, current
+from spmdzero.backend import Mesh
 from spmdzero.backend.attention import AttentionKernels
 from spmdzero.backend.attention._call import Call, Seen
 from spmdzero.backend.attention._transformers import Masks
+from spmdzero.backend.jax._attention import KERNELS
 from tests.unit.region_harness import Apply, Probe
 
 ROWS = 8  # one for each device
-
-
-def kernels_of_the_backend() -> Any:
-    if current().name == "jax":
-        from spmdzero.backend.jax._attention import KERNELS
-    else:
-        from spmdzero.backend.torch_xla.attention import KERNELS
-    return KERNELS
 
 
 def by_torch(q: Any, k: Any, v: Any, sinks: Any, keys: Any, *, seen: Seen, cap: float) -> Any:
@@ -76,7 +69,7 @@ def test_kernels_compute_windows_caps_and_sinks_forward_and_backward(
                 seen=seen, enable_gqa=True,
             )  # fmt: skip
             call.require_kernel(short=False)
-            out = call.run(kernels_of_the_backend(), platform="cpu")
+            out = call.run(KERNELS, platform="cpu")
         return out.detach(), *torch.autograd.grad(out, leaves, grad)
 
     probe = Probe(Apply(forward), mesh)
@@ -114,7 +107,7 @@ def test_a_window_a_cap_and_sinks_are_differentiable_twice(mesh: Mesh) -> None:
         call = Call(
             query=q, key=k, value=v, sinks=sinks[0], soft_cap=1.5, seen=seen, enable_gqa=True
         )
-        return call.run(kernels_of_the_backend(), platform="cpu")
+        return call.run(KERNELS, platform="cpu")
 
     def forward(*tensors: Any) -> Any:
         leaves = [tensor.detach().requires_grad_() for tensor in tensors]
@@ -193,7 +186,7 @@ def test_attention_of_transformers_is_its_own_again_after_a_forward() -> None:
     from transformers import modeling_utils
 
     before = modeling_utils.AttentionInterface.get_interface
-    kernels = kernels_of_the_backend()
+    kernels = KERNELS
     with AttentionKernels("kernel", kernels, owner=torch.nn.Identity()):
         assert modeling_utils.AttentionInterface.get_interface is not before
     assert modeling_utils.AttentionInterface.get_interface is before
