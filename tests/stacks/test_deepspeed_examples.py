@@ -43,7 +43,7 @@ class Examples:
         return runs.by_spmdzero(words, cwd=self.folder, status=status, **self._variables).said
 
     def theirs(self, script: str, line: str) -> str:
-        """What it prints by DeepSpeed, which compiles its kernels in the first run: a minute."""
+        """What it prints by DeepSpeed, which compiles its kernels in the first run: minutes."""
         key = f"{script} {line}"
         if key not in self._theirs:
             with socket.socket() as free:
@@ -53,7 +53,7 @@ class Examples:
             self._theirs[key] = runs.by_torch(
                 words, cwd=self.folder, DS_ACCELERATOR="cpu", RANK="0", LOCAL_RANK="0",
                 WORLD_SIZE="1", LOCAL_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
-                TORCH_EXTENSIONS_DIR=str(self.folder / "kernels"),
+                TORCH_EXTENSIONS_DIR=str(self.root.parent / "deepspeed_kernels"),
                 OMP_NUM_THREADS=str(os.cpu_count()), **self._variables,
             ).said  # fmt: skip
         return self._theirs[key]
