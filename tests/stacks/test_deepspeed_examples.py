@@ -109,7 +109,6 @@ def test_supervised_finetuning_has_the_losses_of_deepspeed(
         SFT, f"{line} --data_output_path data_{out} --zero_stage {stage} --output_dir {out}"
     )
     assert len(_losses(theirs)) == 6
-    print("\nsft", stage, more, _losses(ours), _losses(theirs))
     # fp32: sums in another order.
     assert _losses(ours) == pytest.approx(_losses(theirs), rel=1e-4)
     assert len(_evaluated(theirs)) == 2
