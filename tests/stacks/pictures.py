@@ -148,8 +148,9 @@ def write_data(folder: Path, sizes: list[tuple[int, int]]) -> Path:
             corner = draw.randrange(width // 2), draw.randrange(height // 2)
             picture.paste(_COLOURS[colour], (*corner, corner[0] + 8, corner[1] + 8))
             picture.save(folder / name)
-            asked = draw.choice(["what is this", "what is the colour"])
-            said = f"a {colour} square" + draw.choice(["", " on grey", " on a grey square"])
+            asked = draw.choice(["what is this", "what is the colour", "what"])
+            # Qwen-VL's loss is the mean over a device's labels: let each row have as many.
+            said = f"a {colour} square on grey"
             messages = [
                 {"role": "user", "content": [
                     {"type": "image"}, {"type": "text", "text": asked}]},

@@ -45,9 +45,9 @@ def main() -> None:
         texts = [processor.apply_chat_template(row["messages"]) for row in rows]
         images = [image for row in rows for image in row["images"]] or None
         batch = processor(text=texts, images=images, padding=True, return_tensors="pt")
-        labels = batch["input_ids"].clone()
-        image = tokenizer.convert_tokens_to_ids(processor.image_token)
-        labels[(labels == tokenizer.pad_token_id) | (labels == image)] = -100
+        ids = batch["input_ids"]
+        answered = (ids == tokenizer.convert_tokens_to_ids("assistant")).cumsum(1) > 0
+        labels = ids.where(answered & (ids != tokenizer.pad_token_id), -100)
         return dict(batch) | {"labels": labels}
 
     trainer = Trainer(
