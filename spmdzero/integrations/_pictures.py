@@ -1,7 +1,7 @@
 """Pictures that stand in a batch one after the other, given to the devices of their rows.
 
-Models such as Qwen-VL take the patches of all pictures of a batch as one tensor, and `image_grid_thw`
-says how many each picture has. Neither has a row of the batch in each of its own.
+Models such as Qwen-VL take the patches of all pictures of a batch as one tensor, and
+`image_grid_thw` says how many each picture has. Neither has as many rows as the batch.
 """
 
 import inspect
@@ -21,16 +21,14 @@ _PICTURES, _GRIDS = ("pixel_values", "image_grid_thw"), "image_grid_thw"
 _FILMS = ("pixel_values_videos", "video_grid_thw")
 
 
-def with_pictures(
-    module: nn.Module, kwargs: Mapping[str, Any], *, replicas: int
-) -> dict[str, Any]:
+def with_pictures(module: nn.Module, kwargs: Mapping[str, Any], *, replicas: int) -> dict[str, Any]:
     """The inputs of a forward, with patches, grids and positions marked as the rows' own.
 
     Positions are computed here, as the model would: it reads each row's kinds of tokens by Python,
     which can't differ between replicas.
     """
     given = {name: value for name, value in kwargs.items() if value is not None}
-    owner = next((each for each in module.modules() if hasattr(each, "get_rope_index")), None)
+    owner: Any = next((each for each in module.modules() if hasattr(each, "get_rope_index")), None)
     packed = [name for name in (*_PICTURES, *_FILMS) if name in given]
     needed = [given[name] for name in ("input_ids", _KINDS, *packed) if name in given]
     if owner is None or not packed or _KINDS not in given or not _on_host(needed):
@@ -55,7 +53,7 @@ def with_pictures(
     return dict(kwargs) | given
 
 
-def _are_alike(owner: nn.Module, given: Mapping[str, Any], replicas: int) -> bool:
+def _are_alike(owner: Any, given: Mapping[str, Any], replicas: int) -> bool:
     """Whether the rows of each device have pictures of the same sizes, in the same order."""
     kinds, grids = given[_KINDS], given.get(_GRIDS)
     if grids is None or any(name in given for name in _FILMS) or len(kinds) % replicas:

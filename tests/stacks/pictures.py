@@ -7,7 +7,19 @@ from typing import Any
 
 ROWS = 48
 _COLOURS = {"red": (230, 20, 20), "green": (20, 200, 40), "blue": (30, 40, 230), "grey": (128,) * 3}
-_WORDS = [*_COLOURS, "a", "square", "on", "what", "is", "this", "user", "assistant", "the", "colour"]
+_WORDS = [
+    *_COLOURS,
+    "a",
+    "square",
+    "on",
+    "what",
+    "is",
+    "this",
+    "user",
+    "assistant",
+    "the",
+    "colour",
+]
 _TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ' ' }}"
     "{% if message['content'] is string %}{{ message['content'] + ' ' }}{% else %}"
@@ -54,7 +66,6 @@ def _text(tokenizer: Any) -> dict[str, Any]:
 
 def _qwen(folder: Path, kind: str) -> None:
     import transformers
-    from transformers import models
 
     marks = [f"<|{name}|>" for name in ("vision_start", "vision_end", "image_pad", "video_pad")]
     tokenizer = _tokenizer(marks)

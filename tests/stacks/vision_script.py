@@ -1,6 +1,6 @@
 """Trains a vision-language model with transformers' Trainer, as a script of one's own would.
 
-    python vision_script.py MODEL DATA [arguments of TrainingArguments]
+python vision_script.py MODEL DATA [arguments of TrainingArguments]
 """
 
 import json

@@ -214,9 +214,7 @@ class RegionDispatch(DispatchMode):
             self.read_at = self.read_at or self.line()
             return self._read(tensor)
 
-    def _with_a_shared_shape(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _with_a_shared_shape(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Computes an operation whose shape depends on data, if all replicas have that shape."""
         try:
             static = _shapes_of_data.made_static(
