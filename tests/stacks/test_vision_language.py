@@ -79,15 +79,10 @@ def test_pictures_of_other_sizes_on_each_device_are_computed_by_all(
     assert "each device computes all rows" in said
 
 
-def test_it_evaluates_resumes_and_leaves_a_model_of_transformers(tmp_path: Path) -> None:
-    script, more = Script("qwen3_vl", ONE_SIZE, tmp_path), ["--eval_strategy", "steps"]
-    straight, _ = script.ours("straight", 3, *more, "--eval_steps", "3")
-    plain = script.plain(*more, "--eval_steps", "3")
-    evaluated = logged(plain, "eval_loss")
-    assert len(evaluated) == 2
-    # fp32, as above.
-    assert logged(straight, "eval_loss") == pytest.approx(evaluated, rel=1e-4)
-
+def test_it_resumes_and_leaves_a_model_of_transformers(tmp_path: Path) -> None:
+    script = Script("qwen3_vl", ONE_SIZE, tmp_path)
+    straight, _ = script.ours("straight", 3)
+    plain = script.plain()
     checkpoint = str(straight / "checkpoint-3")
     again, _ = script.ours("again", 3, "--resume_from_checkpoint", checkpoint)
     assert logged(again) == logged(straight)
