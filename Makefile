@@ -57,7 +57,7 @@ PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 # Tests of both backends, which `make test` runs on JAX alone: a process has one backend.
 ON_JAX := tests/explain/test_explain.py tests/docs/test_docs.py tests/docs/test_commands.py tests/notebooks tests/comm \
 	$(addprefix tests/integrations/test_,client_engine.py client_schedule.py deferred.py \
-	experts.py loaded_models.py rows_of_devices.py sentence_transformers.py swift.py trainers_loss.py transformers.py) \
+	experts.py loaded_models.py pictures.py rows_of_devices.py sentence_transformers.py swift.py trainers_loss.py transformers.py) \
 	$(addprefix tests/engine/test_,first_import.py gpu_scripts.py inference_mode.py \
 	interrupts.py labels.py offload.py optimizers.py reads.py replaced_functions.py second_derivatives.py \
 	seeding.py stage_3.py stage_3_calls.py writes.py wrong_input.py zero_init.py) \
@@ -66,7 +66,7 @@ ON_JAX := tests/explain/test_explain.py tests/docs/test_docs.py tests/docs/test_
 SHARED := $(ON_JAX) tests/integrations/test_savers.py \
 	$(addprefix tests/unit/test_,autocast.py fuzzed_functions.py placed.py \
 	random.py region_buffers.py region_checkpointing.py region_gradients.py region_outputs.py \
-	region_reads.py region_reduction.py region_transformers.py region_writes.py writes.py)
+	region_reads.py region_reduction.py region_shapes.py region_transformers.py region_writes.py writes.py)
 # What takes longer there.
 SHARED_ALL := tests/audit tests/checkpoint tests/cli tests/interchange tests/oracle \
 	tests/surface $(addprefix tests/unit/test_,linear_cross_entropy.py norms.py \
@@ -108,7 +108,7 @@ test-local-rank: .venv/installed
 
 # Programs of others, with the packages that tests/stacks/NAME.txt pins, by JAX. Scripts that no
 # package brings are fetched into .suites, as those of test-suites.
-STACKS := trl swift llamafactory axolotl sentence_transformers open_clip timm examples deepspeed_examples
+STACKS := trl swift llamafactory axolotl sentence_transformers open_clip timm examples deepspeed_examples vision_language
 STACK_BIN = .venv-stack-$*/bin
 
 test-stacks: $(STACKS:%=test-stack-%)

@@ -1,5 +1,6 @@
 """Finds the batches among a module's inputs, and uploads all inputs to the devices."""
 
+import dataclasses
 import inspect
 import logging
 from collections.abc import Iterator, Mapping
@@ -16,13 +17,14 @@ from spmdzero.backend import (
     RegionRules,
     Replicated,
     arrays,
+    found,
     map_tensors,
     runtime,
     to_all_rows,
 )
 from spmdzero.backend.hosts import processes
 from spmdzero.backend.hosts.agreement import require_agreement
-from spmdzero.data._batch_rows import BatchRows, Rows
+from spmdzero.data._batch_rows import Batches, BatchRows, Rows
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 
 logger = logging.getLogger("spmdzero")
@@ -73,6 +75,8 @@ class InputPlacer:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The inputs as global tensors; batches are wrapped in `Batch`.
 
+        An input that comes as a `Batch` is one whatever its size. If it isn't shared, no batch is.
+
         Raises:
             HostsDifferError: in the first training batch the hosts' inputs have different shapes.
             SpmdZeroUsageError: see `BatchRows`; or an input is neither on the CPU nor on the
@@ -82,21 +86,22 @@ class InputPlacer:
         if training and not self._compared:
             self._compared = True
             require_agreement("the first batch", _forms(named), fix=_SAME_ROWS)
-        batches = self.rows.batches(self._found(named), training=training)
+        batches = self._batches(named, training=training)
         seen: list[tuple[str, tuple[int, ...], str]] = []
 
         def put(path: str, tensor: Any) -> Any:
-            whole = tensor.tensor if isinstance(tensor, Replicated) else tensor
+            whole = tensor if isinstance(tensor, torch.Tensor) else tensor.tensor
             _refuse_elsewhere(path, whole)
             _say_gradient_is_lost(path, whole)
             seen.append((path, tuple(whole.shape), str(whole.dtype).removeprefix("torch.")))
             if isinstance(tensor, Replicated):
                 return self._upload(tensor.tensor, None)
-            if path not in batches.paths:
+            if path not in batches.paths and not isinstance(tensor, Batch):
                 return self._upload(tensor, None)
-            dim = self.batch_dim(path)
-            whole = self._upload(tensor, dim if batches.shared else None)
-            return Batch(whole, dim, batches.shared, batches.joined)
+            dim = tensor.dim if isinstance(tensor, Batch) else self.batch_dim(path)
+            joined = 1 if isinstance(tensor, Batch) else batches.joined
+            whole = self._upload(whole, dim if batches.shared else None)
+            return Batch(whole, dim, batches.shared, joined)
 
         placed = map_tensors(named, put)
         self.latest = tuple(seen)
@@ -117,20 +122,26 @@ class InputPlacer:
             SpmdZeroUsageError: see `BatchRows`.
         """
         named = {self._name(i): value for i, value in enumerate(args)} | dict(kwargs)
-        return self.rows.batches(self._found(named), training=training).shared
+        return self._batches(named, training=training).shared
+
+    def _batches(self, named: Mapping[str, Any], *, training: bool) -> Batches:
+        batches = self.rows.batches(self._found(named), training=training)
+        # What belongs to the rows goes where they go.
+        unshared = any(not each.shared for each in found(named, Batch))
+        return dataclasses.replace(batches, shared=False) if unshared else batches
 
     def _found(self, named: Mapping[str, Any]) -> list[Rows]:
-        found: list[Rows] = []
+        rows_of: list[Rows] = []
 
         def look(path: str, tensor: Any) -> Any:
             dim = self.batch_dim(path)
             if isinstance(tensor, torch.Tensor) and tensor.dim() > dim:
                 rows = self._host_rows(tensor, dim)
-                found.append(Rows(path=path, shape=tuple(tensor.shape), count=rows))
+                rows_of.append(Rows(path=path, shape=tuple(tensor.shape), count=rows))
             return tensor
 
         map_tensors(named, look)
-        return found
+        return rows_of
 
     def cut(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], count: int
@@ -149,7 +160,7 @@ class InputPlacer:
 
         def part(path: str, tensor: Any, start: int) -> Any:
             dim = self.batch_dim(path)
-            if isinstance(tensor, Replicated) or tensor.dim() <= dim:
+            if not isinstance(tensor, torch.Tensor) or tensor.dim() <= dim:
                 return tensor
             shapes[path] = list(tensor.shape)
             return tensor.narrow(dim, start, rows) if tensor.shape[dim] == count * rows else tensor
@@ -199,7 +210,7 @@ def _forms(named: Mapping[str, Any]) -> dict[str, str]:
     forms: dict[str, str] = {}
 
     def look(path: str, tensor: Any) -> Any:
-        plain = tensor.tensor if isinstance(tensor, Replicated) else tensor
+        plain = tensor if isinstance(tensor, torch.Tensor) else tensor.tensor
         forms[f"input {path!r}"] = f"{list(plain.shape)} {str(plain.dtype).removeprefix('torch.')}"
         return tensor
 
@@ -211,6 +222,8 @@ def to_half(tensor: Any) -> Any:
     """The input in fp16 if it is floating, for `"fp16": {"auto_cast": true}`."""
     if isinstance(tensor, Replicated):
         return Replicated(to_half(tensor.tensor))
+    if isinstance(tensor, Batch):
+        return dataclasses.replace(tensor, tensor=to_half(tensor.tensor))
     return tensor.half() if tensor.is_floating_point() else tensor
 
 

@@ -25,6 +25,7 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._deferred import DeferredTensor, as_input, defer, undefer
 from spmdzero.integrations._direct import CallsFromHost
 from spmdzero.integrations._generation import generate_on_host
+from spmdzero.integrations._pictures import with_pictures
 from spmdzero.integrations._saved_weights import WeightsOnHost
 from spmdzero.step._schedule_hold import ScheduleHold
 
@@ -86,6 +87,7 @@ class ClientEngine(Engine):
                 "or a new Accelerator, with the same model, and prepare it"
             )
         args, kwargs = map_tensors((args, kwargs), lambda _, tensor: as_input(tensor))
+        kwargs = with_pictures(self.module, kwargs, replicas=local_replicas(self.mesh.spec))
         args, kwargs = self._with_a_share(args, kwargs)
         if "use_cache" not in kwargs and self._would_cache():
             kwargs["use_cache"] = False

@@ -20,6 +20,7 @@ from spmdzero.backend.forms._indices import (
     indexed_by,
     noting,
 )
+from spmdzero.backend.replica import _shapes_of_data
 from spmdzero.backend.replica._around import Quirks
 from spmdzero.backend.replica._gathered import GatheredAtUse
 from spmdzero.backend.replica._random import (
@@ -36,9 +37,6 @@ from spmdzero.errors import ReplicaRegionError
 _aten = torch.ops.aten
 _BATCH_NORMS = {_aten.native_batch_norm.default, _aten._native_batch_norm_legit.default}
 _PUTS = {_aten.index_put.default, _aten.index_put_.default}
-# Only what their gradient needs has a shape of the data's. A backend that has them pads it.
-_CTC = {_aten._ctc_loss.default, _aten._ctc_loss.Tensor}
-_INDEXED = {_aten.index.Tensor, *_PUTS}
 
 
 # A backward pass inside another one enters a region twice; only the inner mode works.
@@ -135,6 +133,8 @@ class RegionDispatch(DispatchMode):
         if func in _PUTS and _is_masked_fill(*args):
             filled = self._masked_fill(func, *args[:3])
             return args[0].copy_(filled) if func is _aten.index_put_.default else filled
+        if _shapes_of_data.has_one(func, args):
+            return self._with_a_shared_shape(func, args, kwargs)
         self._refuse_what_aborts(func, args)
         if self._indices is not None:
             for index, allowed in indexed_by(func._opname, args):
@@ -214,23 +214,24 @@ class RegionDispatch(DispatchMode):
             self.read_at = self.read_at or self.line()
             return self._read(tensor)
 
+    def _with_a_shared_shape(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Computes an operation whose shape depends on data, if all replicas have that shape."""
+        try:
+            static = _shapes_of_data.made_static(
+                func, args, kwargs, read=self._agreed, upload=self._upload
+            )
+        except ReplicaRegionError as error:
+            told = _shapes_of_data.named(func, args)
+            raise self._error(f"{told}{remedy_of_transformers()}. {error}") from error
+        if not isinstance(static, _shapes_of_data.Indexing):
+            return static
+        return self._run(static.func, static.args, kwargs)
+
     def _refuse_what_aborts(self, func: Any, args: tuple[Any, ...]) -> None:
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise self._error(
                 f"{func} draws random numbers, and spmdzero does not know how to make them "
                 f"differ between replicas. Use {KNOWN_DRAWS}"
-            )
-        if func in _INDEXED:
-            if any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]):
-                raise self._error(
-                    f"{func} with a boolean mask has a shape that depends on data. "
-                    "Use torch.where or masked_fill" + remedy_of_transformers()
-                )
-        elif torch.Tag.dynamic_output_shape in func.tags and func not in _CTC:
-            raise self._error(
-                f"the shape of {func} depends on data, which a compiled program can't have. "
-                "Use torch.where, masked_fill, or a fixed number of elements"
-                + remedy_of_transformers()
             )
         unsupported = self._quirks.unsupported(func, args)
         if unsupported is not None:

@@ -15,6 +15,8 @@ from spmdzero.backend.replica._written import note_disagreement
 from spmdzero.errors import ReplicaRegionError
 
 logger = logging.getLogger("spmdzero")
+# Features of the rows' pictures, one row after the other, as transformers' models name them.
+_OF_ROWS = frozenset({"image_hidden_states", "video_hidden_states"})
 
 
 class Outputs:
@@ -120,7 +122,7 @@ class Outputs:
         if tensor.dim() == 0:
             return "mean" if tensor.is_floating_point() else "agree"
         dim = self._rules.batch_dim
-        if dim < tensor.dim() and tensor.shape[dim] in replica_rows:
+        if dim < tensor.dim() and (tensor.shape[dim] in replica_rows or path in _OF_ROWS):
             return "batch"
         raise ReplicaRegionError(
             f"output {path or 'of the model'!r} has shape {list(tensor.shape)}: it is neither a "

@@ -1,0 +1,94 @@
+"""Operations whose shape depends on data, with the shape that all replicas share.
+
+A compiled program has one shape for all replicas. So the number of elements that a mask chooses
+is read, and which they are is computed on the devices, where replicas may differ.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from spmdzero.backend._current import arrays
+
+_aten = torch.ops.aten
+_INDEXED = {_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default}
+# Only what their gradient needs has a shape of the data's. A backend that has them pads it.
+_CTC = {_aten._ctc_loss.default, _aten._ctc_loss.Tensor}
+_Read = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Indexing:
+    """An operation by integer indices in the place of one by masks."""
+
+    func: Any
+    args: tuple[Any, ...]
+
+
+def has_one(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether the operation's shape depends on the values of `args`."""
+    if func in _INDEXED:
+        return any(map(_is_mask, args[1]))
+    return torch.Tag.dynamic_output_shape in func.tags and func not in _CTC
+
+
+def made_static(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, read: _Read, upload: _Read
+) -> Any:
+    """The operation as `Indexing`, or its result where no gradient passes through it.
+
+    Args:
+        read: the value that all replicas share, on the CPU; raises where they disagree.
+        upload: maps a CPU tensor to every replica's copy.
+
+    Raises:
+        ReplicaRegionError: replicas have different shapes.
+    """
+    if func in _INDEXED:
+        indices: list[torch.Tensor | None] = []
+        for index in args[1]:
+            indices += _places(index, read) if _is_mask(index) else [index]
+        return Indexing(func, (args[0], indices, *args[2:]))
+    if func is _aten.masked_select.default:
+        source, mask = torch.broadcast_tensors(*args)
+        return Indexing(_aten.index.Tensor, (source, _places(mask, read)))
+    if func is _aten.nonzero.default:
+        places = _places(args[0] != 0, read)
+        return torch.stack(places, 1) if places else args[0].new_zeros(1, 0, dtype=torch.int64)
+    # Of numbers that all replicas share, such as lengths.
+    on_host = [read(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+    made = func(*on_host, **kwargs)
+    return upload(made) if isinstance(made, torch.Tensor) else tuple(map(upload, made))
+
+
+def named(func: Any, args: tuple[Any, ...]) -> str:
+    """Says that replicas have different shapes, and the way out."""
+    if func in _INDEXED:
+        return (
+            f"{func} with a boolean mask has a shape that depends on data, and replicas have "
+            "different ones. Use torch.where or masked_fill"
+        )
+    return (
+        f"the shape of {func} depends on data, and replicas have different ones, which a compiled "
+        "program can't have. Use torch.where, masked_fill, or a fixed number of elements"
+    )
+
+
+def _is_mask(index: torch.Tensor | None) -> bool:
+    return index is not None and index.dtype in (torch.bool, torch.uint8)
+
+
+def _places(mask: torch.Tensor, read: _Read) -> list[torch.Tensor]:
+    """The indices of the elements where `mask` is true, one tensor for each of its dims."""
+    flat = mask.reshape(-1) != 0
+    chosen = flat.sum()
+    count = int((read(chosen) if arrays.is_mine(chosen) else chosen).item())
+    # A stable order puts what isn't chosen behind.
+    place = torch.sort((~flat).to(torch.int32), stable=True).indices[:count]
+    places: list[torch.Tensor] = []
+    for size in reversed(mask.shape):
+        places.insert(0, place % size)
+        place = place // size
+    return places
