@@ -17,7 +17,6 @@ from spmdzero.backend import (
     RegionRules,
     Replicated,
     arrays,
-    found,
     map_tensors,
     runtime,
     to_all_rows,
@@ -126,8 +125,15 @@ class InputPlacer:
 
     def _batches(self, named: Mapping[str, Any], *, training: bool) -> Batches:
         batches = self.rows.batches(self._found(named), training=training)
+        unshared = False
+
+        def look(_: str, tensor: Any) -> Any:
+            nonlocal unshared
+            unshared = unshared or (isinstance(tensor, Batch) and not tensor.shared)
+            return tensor
+
+        map_tensors(named, look)
         # What belongs to the rows goes where they go.
-        unshared = any(not each.shared for each in found(named, Batch))
         return dataclasses.replace(batches, shared=False) if unshared else batches
 
     def _found(self, named: Mapping[str, Any]) -> list[Rows]:

@@ -28,10 +28,14 @@ def with_pictures(module: nn.Module, kwargs: Mapping[str, Any], *, replicas: int
     which can't differ between replicas.
     """
     given = {name: value for name, value in kwargs.items() if value is not None}
-    owner: Any = next((each for each in module.modules() if hasattr(each, "get_rope_index")), None)
     packed = [name for name in (*_PICTURES, *_FILMS) if name in given]
     needed = [given[name] for name in ("input_ids", _KINDS, *packed) if name in given]
-    if owner is None or not packed or _KINDS not in given or not _on_host(needed):
+    if not packed or _KINDS not in given or not _on_host(needed):
+        return dict(kwargs)
+    # Of the class: a module may answer for any name with an error of its own.
+    owned = (each for each in module.modules() if hasattr(type(each), "get_rope_index"))
+    owner: Any = next(owned, None)
+    if owner is None:
         return dict(kwargs)
     if "position_ids" not in given:
         takes = inspect.signature(owner.get_rope_index).parameters
