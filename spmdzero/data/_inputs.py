@@ -124,30 +124,23 @@ class InputPlacer:
         return self._batches(named, training=training).shared
 
     def _batches(self, named: Mapping[str, Any], *, training: bool) -> Batches:
-        batches = self.rows.batches(self._found(named), training=training)
-        unshared = False
-
-        def look(_: str, tensor: Any) -> Any:
-            nonlocal unshared
-            unshared = unshared or (isinstance(tensor, Batch) and not tensor.shared)
-            return tensor
-
-        map_tensors(named, look)
-        # What belongs to the rows goes where they go.
-        return dataclasses.replace(batches, shared=False) if unshared else batches
-
-    def _found(self, named: Mapping[str, Any]) -> list[Rows]:
-        rows_of: list[Rows] = []
+        found: list[Rows] = []
+        shared = True
 
         def look(path: str, tensor: Any) -> Any:
+            nonlocal shared
             dim = self.batch_dim(path)
-            if isinstance(tensor, torch.Tensor) and tensor.dim() > dim:
+            if isinstance(tensor, Batch):
+                shared = shared and tensor.shared
+            elif isinstance(tensor, torch.Tensor) and tensor.dim() > dim:
                 rows = self._host_rows(tensor, dim)
-                rows_of.append(Rows(path=path, shape=tuple(tensor.shape), count=rows))
+                found.append(Rows(path=path, shape=tuple(tensor.shape), count=rows))
             return tensor
 
         map_tensors(named, look)
-        return rows_of
+        batches = self.rows.batches(found, training=training)
+        # What belongs to the rows goes where they go.
+        return batches if shared else dataclasses.replace(batches, shared=False)
 
     def cut(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], count: int

@@ -123,8 +123,7 @@ def start_devices(settings: SpmdZeroConfig, *, dist_init_required: bool | None) 
         SpmdZeroConfigError: as in `start_backend`, except for the batch sizes.
     """
     choose(settings.spmd.backend)
-    if current().name != "jax":
-        _refuse_on_torch_xla(settings)
+    _refuse_what_is_lacking(settings)
     flags.apply(settings.spmd.xla_flags)
     flags.use_cache(settings.spmd.compile_cache)
     processes.watch_with(timeout=settings.spmd.timeout)
@@ -171,43 +170,44 @@ def require_sharing_within_host(spec: MeshSpec, *, devices: int) -> None:
         )
 
 
-# What to do on torch_xla in the place of an axis that devices of a replica share.
+# What to do in the place of an axis that devices of a replica share.
 _WITHOUT = {
     "sequence": 'recompute blocks for rows that are too long: "spmd": {"recompute": "everything"}',
     "tensor": "use ZeRO stage 3 for a model that is too large",
 }
 
 
-def _refuse_on_torch_xla(settings: SpmdZeroConfig) -> None:
-    if settings.spmd.fits_recompute:
+def _refuse_what_is_lacking(settings: SpmdZeroConfig) -> None:
+    backend = current()
+    if settings.spmd.fits_recompute and backend.device_memory is None:
         raise SpmdZeroConfigError(
             key="spmd.recompute",
             value=settings.spmd.recompute,
-            reason=f"the backend {current().name} doesn't say what a program takes before it runs",
+            reason=f"the backend {backend.name} doesn't say what a program takes before it runs",
             fix='Write "everything", which keeps the least, or "spmd": {"backend": "jax"}.',
         )
     for axis, (key, named) in settings.axis_keys.items():
         size = settings.mesh_axes.get(axis, 1)
-        if size != 1:
+        if size != 1 and not backend.shared_replicas:
             raise SpmdZeroConfigError(
                 key=key if named > 1 else "spmd.mesh",
                 value=size if named > 1 else settings.spmd.mesh,
-                reason=f"the replica region of the backend {current().name} divides all axes of "
+                reason=f"the replica region of the backend {backend.name} divides all axes of "
                 f"the mesh, and leaves none, such as {axis}, to the compiler",
                 fix=f'Write "spmd": {{"backend": "jax"}}, or {_WITHOUT[axis]}.',
             )
-    if settings.spmd.attention == "kernel":
+    if settings.spmd.attention == "kernel" and not backend.attention_kernels:
         raise SpmdZeroConfigError(
             key="spmd.attention",
             value="kernel",
-            reason=f"the backend {current().name} computes attention as plain products",
+            reason=f"the backend {backend.name} computes attention as plain products",
             fix='Write "plain", or "spmd": {"backend": "jax"}, which has kernels.',
         )
-    if settings.spmd.scan != "off":
+    if settings.spmd.scan != "off" and not backend.loops:
         raise SpmdZeroConfigError(
             key="spmd.scan",
             value=settings.spmd.scan,
-            reason=f"programs of the backend {current().name} have no loops over equal blocks",
+            reason=f"programs of the backend {backend.name} have no loops over equal blocks",
             fix='Write "off", or "spmd": {"backend": "jax"}, which has them.',
         )
 

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from spmdzero._dispatch_mode import composed
 from spmdzero.backend import arrays, map_tensors, runtime
+from spmdzero.backend.forms._masks import by_places
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.integrations._chosen_places import by_places
 
 _aten = torch.ops.aten
 # Methods that need numbers in the host's memory, and that a dispatch doesn't see, or not always:
@@ -112,7 +112,8 @@ class DeferredTensor(torch.Tensor):
         if func.namespace != "aten":
             # A collective over processes, which may write into any of its tensors.
             return _on_host(func, args, kwargs, written=_tensors((args, kwargs)))
-        func, args = by_places(func, args, _on_cpu)
+        # No compiled program knows how many a mask chooses: the host reads it, and passes indices.
+        func, args = by_places(func, args, _places)
         written = _written(func, args, kwargs)
         if torch.Tag.inplace_view in func.tags:
             _refuse_new_shape(func)
@@ -273,6 +274,10 @@ def _refuse_new_shape(func: Any) -> None:
         f"{func} changes the shape of a tensor that stands for one on the devices, in "
         "place. Take the operation that returns a new one, or read it first: tensor.cpu()"
     )
+
+
+def _places(mask: torch.Tensor, shape: torch.Size) -> tuple[torch.Tensor, ...]:
+    return _on_cpu(mask).expand(shape).nonzero(as_tuple=True)
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:

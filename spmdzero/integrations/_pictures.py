@@ -17,7 +17,8 @@ from spmdzero.backend import Batch
 
 logger = logging.getLogger("spmdzero")
 _KINDS, _IMAGE = "mm_token_type_ids", 1
-_PICTURES, _GRIDS = ("pixel_values", "image_grid_thw"), "image_grid_thw"
+_GRIDS = "image_grid_thw"
+_PICTURES = ("pixel_values", _GRIDS)
 _FILMS = ("pixel_values_videos", "video_grid_thw")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from spmdzero.backend.forms._masks import is_mask
 from spmdzero.errors import OutOfRangeError
 
 # The label under which a pass through the replica region has its flag.
@@ -65,7 +66,7 @@ def _along_dim(
 
 
 def _each_dim(name: str, self: torch.Tensor, indices: Any, *_: Any) -> Iterator[Indexed]:
-    if any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices):
+    if any(map(is_mask, indices)):
         # A mask stands for as many dims as it has itself.
         return
     for dim, index in enumerate(indices):

@@ -52,6 +52,7 @@ class Backend:
             until backward; a log line says so if they stay on the devices.
         host_memory: the host's memory; None for a backend that can't use it.
         repeats: starts known programs again; None for a backend that records each step.
+        shared_replicas: whether devices can share the work of a replica, along an axis.
         loops: whether a program can run equal blocks of a model as one loop.
         attention_kernels: whether a program can compute attention by a kernel.
         views_in_inference_mode: whether a tensor made outside of `torch.inference_mode` can be
@@ -80,6 +81,7 @@ class Backend:
     recomputed_from_host: Callable[..., Any]
     host_memory: HostMemory | None = None
     repeats: Repeats | None = None
+    shared_replicas: bool = True
     loops: bool = True
     attention_kernels: bool = True
     views_in_inference_mode: bool = True

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 
 from spmdzero.backend._current import arrays
+from spmdzero.backend.forms._masks import by_places, has_masks, is_mask
+from spmdzero.errors import ReplicaRegionError
 
 _aten = torch.ops.aten
-_INDEXED = {_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default}
-# Only what their gradient needs has a shape of the data's. A backend that has them pads it.
-_CTC = {_aten._ctc_loss.default, _aten._ctc_loss.Tensor}
+# Of the loss only what its gradient needs has a shape of the data's, which a backend that has it
+# pads; and an index by numbers has their shape.
+_STATIC = {_aten._ctc_loss.default, _aten._ctc_loss.Tensor, _aten.index.Tensor}
 _Read = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -29,9 +31,9 @@ class Indexing:
 
 def has_one(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether the operation's shape depends on the values of `args`."""
-    if func in _INDEXED:
-        return any(map(_is_mask, args[1]))
-    return torch.Tag.dynamic_output_shape in func.tags and func not in _CTC
+    return has_masks(func, args) or (
+        torch.Tag.dynamic_output_shape in func.tags and func not in _STATIC
+    )
 
 
 def made_static(
@@ -46,17 +48,12 @@ def made_static(
     Raises:
         ReplicaRegionError: replicas have different shapes.
     """
-    if func in _INDEXED:
-        indices: list[torch.Tensor | None] = []
-        for index in args[1]:
-            indices += _places(index, read) if _is_mask(index) else [index]
-        return Indexing(func, (args[0], indices, *args[2:]))
-    if func is _aten.masked_select.default:
-        source, mask = torch.broadcast_tensors(*args)
-        return Indexing(_aten.index.Tensor, (source, _places(mask, read)))
-    if func is _aten.nonzero.default:
-        places = _places(args[0] != 0, read)
-        return torch.stack(places, 1) if places else args[0].new_zeros(1, 0, dtype=torch.int64)
+    if has_masks(func, args) and any(is_mask(index) and not index.dim() for index in args[1]):
+        raise ReplicaRegionError("a mask without dims chooses all or nothing")
+    if has_masks(func, args) or func is _aten.masked_select.default:
+        return Indexing(*by_places(func, args, lambda mask, size: _places(mask.expand(size), read)))
+    if func is _aten.nonzero.default and args[0].dim():
+        return torch.stack(_places(args[0] != 0, read), 1)
     # Of numbers that all replicas share, such as lengths.
     on_host = [read(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
     made = func(*on_host, **kwargs)
@@ -65,7 +62,7 @@ def made_static(
 
 def named(func: Any, args: tuple[Any, ...]) -> str:
     """Says that replicas have different shapes, and the way out."""
-    if func in _INDEXED:
+    if has_masks(func, args):
         return (
             f"{func} with a boolean mask has a shape that depends on data, and replicas have "
             "different ones. Use torch.where or masked_fill"
@@ -74,10 +71,6 @@ def named(func: Any, args: tuple[Any, ...]) -> str:
         f"the shape of {func} depends on data, and replicas have different ones, which a compiled "
         "program can't have. Use torch.where, masked_fill, or a fixed number of elements"
     )
-
-
-def _is_mask(index: torch.Tensor | None) -> bool:
-    return index is not None and index.dtype in (torch.bool, torch.uint8)
 
 
 def _places(mask: torch.Tensor, read: _Read) -> list[torch.Tensor]:

@@ -38,6 +38,7 @@ TORCH_XLA = Backend(
     refuse_leak=refuse_leak,
     recomputed=recomputed,
     recomputed_from_host=recomputed_from_host,
+    shared_replicas=False,
     loops=False,
     attention_kernels=False,
     views_in_inference_mode=False,
