@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import Passage, arrays, current, draw_keys
+from spmdzero.backend import arrays, current, draw_keys
 from spmdzero.backend.pure import ModuleWatch
 from spmdzero.engine._folded_call import FoldedCall, Trained
-from spmdzero.engine._folded_forward import FoldedPass, ForwardContext, PassTracer
+from spmdzero.engine._folded_forward import FoldedPass, Forward, ForwardContext, PassTracer
 from spmdzero.engine._input_form import InputForm, UnknownInputError
 from spmdzero.engine._kinds import NotCapturableError, Trust, errors_are_the_users
 from spmdzero.engine._known_kinds import KnownKinds
@@ -169,7 +169,7 @@ class FoldedCalls:
         store = self._training.gradients
         # An earlier pass comes first, as in a traced step.
         store.settle()
-        traced = store.keeps_local or call.passage is not None
+        traced = store.keeps_local or call.repeated is not None
         pattern = (*grads, *arrays.shapes_of([*grads.values()]))
         trust = forwards.backwards.setdefault(pattern, Trust())
         inputs = [*saved, *grads.values()]
@@ -183,8 +183,8 @@ class FoldedCalls:
                 forwards.given_up = reason
                 self._kinds.say_python(logging.WARNING, _CALL, "at every step from now on", reason)
         if traced or trust.record is None:
-            passage, call.passage = call.passage or call.again(call, saved), None
-            forwards.tracer.backward(passage, grads, folds=False)
+            forward, call.repeated = call.repeated or call.again(call, saved), None
+            forwards.tracer.backward(forward, grads, folds=False)
             return
         record, repeats = trust.record, current().repeats
         if repeats is None or not store.can_hold:
@@ -205,11 +205,18 @@ class FoldedCalls:
 
     def _again(
         self, call: FoldedCall, saved: Sequence[torch.Tensor], *, tracer: PassTracer
-    ) -> Passage:
+    ) -> Forward:
         end = len(saved) - call.record.traced.keys
         return tracer.again(
-            saved[:end], saved[end:], self._training.gradients.add_local, around=call.context
+            saved[:end],
+            saved[end:],
+            self._training.gradients.add_local,
+            around=call.context,
+            new=self._new_key,
         )
+
+    def _new_key(self, value: int) -> torch.Tensor:
+        return self._training.mesh.place(torch.tensor(value, dtype=torch.int32))
 
     def _refusal(self) -> str | None:
         refusal = self._kinds.refusal(_CALL)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import Passage, arrays, hands_over
-from spmdzero.engine._folded_forward import FoldedPass, ForwardContext
+from spmdzero.backend import arrays, hands_over
+from spmdzero.engine._folded_forward import FoldedPass, Forward, ForwardContext
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.state._training import Training
 
@@ -88,17 +88,17 @@ class FoldedCall:
         backward: takes this call, the forward's arguments, and the gradient of each output that has
             one, by its index; adds the parameters' gradients to the engine's.
         trained: has one tensor stand for the parameters.
-        passage: the passage that `again` returned, None unless it was kept.
+        repeated: the forward that `again` returned, None unless it was kept.
     """
 
     training: Training
     record: FoldedPass
     step: int
     context: ForwardContext
-    again: Callable[["FoldedCall", Sequence[torch.Tensor]], Passage]
+    again: Callable[["FoldedCall", Sequence[torch.Tensor]], Forward]
     backward: Callable[["FoldedCall", Sequence[torch.Tensor], dict[int, torch.Tensor]], None]
     trained: Trained
-    passage: Passage | None = None
+    repeated: Forward | None = None
     _node: Callable[[], Any] = lambda: None
     # The forward's arguments and their versions; None once no backward may come.
     _saved: tuple[Sequence[torch.Tensor], list[int]] | None = None
@@ -149,11 +149,11 @@ class FoldedCall:
         Raises what the module's forward raises.
         """
         spent = self.step != self.training.counters.global_steps
-        if self._node() is None or self._saved is None or spent or self.passage is not None:
+        if self._node() is None or self._saved is None or spent or self.repeated is not None:
             return
         saved, versions = self._saved
         if versions == _versions(saved):
-            self.passage = self.again(self, saved)
+            self.repeated = self.again(self, saved)
 
     def __call__(
         self, tensors: list[torch.Tensor], keys: list[torch.Tensor]

@@ -75,6 +75,36 @@ class ForwardContext:
                 after.restore()
 
 
+class DrawnKeys:
+    """Hands out the keys of a forward that runs once more, and of what checkpointing runs again.
+
+    Args:
+        keys: those that the forward drew when it ran first.
+        new: gives the key of a value that the forward didn't draw.
+    """
+
+    def __init__(self, keys: Sequence[torch.Tensor], new: KeySource) -> None:
+        self._left, self._new = iter(keys), new
+        self._of: dict[int, torch.Tensor] = {}
+
+    def take(self, value: int) -> torch.Tensor:
+        """The next key of the forward, whose generator now gives `value`."""
+        self._of[value] = next(self._left)
+        return self._of[value]
+
+    def again(self, value: int) -> torch.Tensor:
+        """The key of the forward's draw of `value`, which a recomputed block repeats."""
+        return self._of[value] if value in self._of else self._new(value)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Forward:
+    """A traced forward and the keys that its backward may draw again."""
+
+    passage: Passage
+    drawn: DrawnKeys
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FoldedPass:
     """The forward of one kind of input.
@@ -129,8 +159,8 @@ class PassTracer(ModuleTracer):
 
         traced = fold_forward(function, tensors, known=self.known(self.state))
         ((passage, output, flat),) = made
-        if traced.draws != tuple(range(len(traced.draws))) or self._region.recomputes:
-            raise NotCapturableError("activation checkpointing runs the forward again in backward")
+        if traced.draws != tuple(range(len(traced.draws))):
+            raise NotCapturableError("the forward draws a random number twice")
         differentiable = tuple(tensor.requires_grad for tensor in flat)
         written, flags = tuple(passage.written), tuple(passage.flags)
         return FoldedPass(
@@ -148,7 +178,8 @@ class PassTracer(ModuleTracer):
         sink: Any,
         *,
         around: ForwardContext,
-    ) -> Passage:
+        new: KeySource,
+    ) -> "Forward":
         """Traces the forward once more for its backward, which hands the gradients to `sink`.
 
         The program has the forward's operations twice, and the compiler keeps one of each.
@@ -157,18 +188,18 @@ class PassTracer(ModuleTracer):
             tensors, keys: the forward's arguments.
             sink: takes a parameter's name and its gradient.
             around: the forward's context.
+            new: gives the key of a draw that only the backward makes.
         """
-        left = iter(keys)
+        drawn = DrawnKeys(keys, new)
         # The forward's draws were made when it ran first, and must not move the generator again.
         state = torch.get_rng_state()
         try:
             # Uploads are recorded only so that fixed values are read as in the forward.
             with torch.enable_grad(), around.restored(), compiler.record_uploads():
-                return self.passage(
-                    [t.detach() for t in tensors], key=lambda _: next(left), sink=sink
-                )
+                passage = self.passage([t.detach() for t in tensors], key=drawn.take, sink=sink)
         finally:
             torch.set_rng_state(state)
+        return Forward(passage=passage, drawn=drawn)
 
     def fold_backward(
         self,
@@ -201,9 +232,11 @@ class PassTracer(ModuleTracer):
                     names.append(name)
                     found.append(grad if waits else path.of_replica(name, grad))
 
-            passage = self.again(tensors[:keys], tensors[keys:end], sink, around=around)
+            forward = self.again(
+                tensors[:keys], tensors[keys:end], sink, around=around, new=_refuse_draw
+            )
             given = dict(zip(differentiated, tensors[end:], strict=True))
-            self.backward(passage, given, folds=True)
+            self.backward(forward, given, folds=True)
             if not found:
                 raise NotCapturableError("no parameter has a gradient")
             return found
@@ -218,20 +251,22 @@ class PassTracer(ModuleTracer):
             watch = ModuleWatch(around.module, {})
             return attempt(fold_it, watch=watch, who="the backward")
 
-    def backward(self, passage: Passage, grads: Mapping[int, torch.Tensor], *, folds: bool) -> None:
-        """Runs the backward pass of the passage that `again` returned.
+    def backward(
+        self, forward: "Forward", grads: Mapping[int, torch.Tensor], *, folds: bool
+    ) -> None:
+        """Runs the backward pass of the forward that `again` returned.
 
         Args:
-            passage: a traced forward.
+            forward: a traced forward.
             grads: index of an output -> its gradient of the loss.
             folds: whether the tensors are stand-ins.
 
         Raises:
             NotCapturableError: with `folds`, if the pass can't be one operation.
         """
+        passage, read = forward.passage, refuse_read if folds else None
         outputs = found(passage.output, torch.Tensor)
-        refusing: Any = {"key": _refuse_draw, "read": refuse_read} if folds else {}
-        with self._region.backward(passage.state, **refusing):
+        with self._region.backward(passage.state, key=forward.drawn.again, read=read):
             arrays.backward([outputs[index] for index in grads], list(grads.values()))
         if folds:
             self.refuse_reads()
