@@ -31,6 +31,10 @@ from spmdzero.engine._module_tracer import (
 from spmdzero.step._gradient_path import GradientPath
 
 
+# A seed that no script is likely to have.
+_AGAIN = 0x5E6D_0A6A_1D0C_5EED
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ForwardContext:
     """A module's attributes and modes, and torch's autocast and default dtype, at a forward.
@@ -192,7 +196,9 @@ class PassTracer(ModuleTracer):
         """
         drawn = DrawnKeys(keys, new)
         # The forward's draws were made when it ran first, and must not move the generator again.
+        # Values of another seed are told from those that the backward draws for itself.
         state = torch.get_rng_state()
+        torch.default_generator.manual_seed(_AGAIN)
         try:
             # Uploads are recorded only so that fixed values are read as in the forward.
             with torch.enable_grad(), around.restored(), compiler.record_uploads():

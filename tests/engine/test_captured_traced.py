@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
 import spmdzero
 from spmdzero.backend import runtime
@@ -79,12 +78,6 @@ class Foreign(Residual):
         return super().forward(x) * OUTSIDE["tensor"].mean()
 
 
-class Checkpointed(Residual):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = checkpoint(self.blocks[0], x, use_reentrant=False)
-        return (h + self.blocks[1](h)).pow(2).mean()
-
-
 class KeepsTensorOutside(Residual):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) * OUTSIDE["tensor"]
@@ -106,7 +99,6 @@ class KeepsTensorOutside(Residual):
                 ("train_batch", DrawsOnTheHost, "draws from torch's CPU generator in Python"),
                 ("train_batch", ScalesByGlobal, CHANGED_NUMBER),
                 ("train_batch", BranchesByGlobal, "Python code in the model took another way"),
-                ("three calls", Checkpointed, "activation checkpointing"),
             )
         ),
         ("three calls", Foreign, "neither an input nor part of the module"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import spmdzero
 from spmdzero.backend import arrays, counters, current, programs, runtime
@@ -85,6 +86,37 @@ def test_folded_steps_are_traced_steps_bit_for_bit(config: dict[str, Any]) -> No
     assert folded.donated_inputs == traced.donated_inputs
 
 
+class Checkpointed(Residual):
+    """Runs its first block once and its second again in backward, by torch's own checkpoint."""
+
+    reentrant = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.blocks[0](x)
+        return (h + checkpoint(self.blocks[1], h, use_reentrant=self.reentrant)).pow(2).mean()
+
+
+class Reentrant(Checkpointed):
+    reentrant = True
+
+
+@pytest.mark.parametrize(
+    ("module", "recompute"),
+    [
+        (Checkpointed, "nothing"),
+        pytest.param(Reentrant, "nothing", marks=pytest.mark.slow),
+        (Residual, {"blocks.*": "everything"}),
+        pytest.param(Residual, {"blocks.0": "dots"}, marks=pytest.mark.slow),
+    ],
+)
+def test_what_backward_runs_again_folds_with_the_masks_of_the_forward(
+    module: Callable[[], nn.Module], recompute: Any
+) -> None:
+    traced, folded = engines = twins(module, spmd={"recompute": recompute})
+    assert_twins_agree(engines, lambda engine: three_calls(engine, 6))
+    assert (traced.folding.folded, folded.folding.traced) == (0, 0)
+
+
 class HostMade(Residual):
     """Uploads a tensor that it makes on the CPU at each forward."""
 
@@ -97,6 +129,7 @@ class HostMade(Residual):
     [
         pytest.param(Residual, False, marks=pytest.mark.slow),
         (HostMade, False),
+        (Checkpointed, False),
         # A traced step on JAX keeps what the read had computed of the forward. A folded one
         # computes it again, as both do on torch_xla.
         pytest.param(Residual, True, marks=(pytest.mark.torch_xla_only, pytest.mark.slow)),

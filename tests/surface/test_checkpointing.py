@@ -92,9 +92,15 @@ def test_losses_are_those_without_checkpointing(plain, checkpointed) -> None:
     assert checkpointed[0] == pytest.approx(plain[0], rel=1e-5)
 
 
-def test_xla_undoes_torchs_own_checkpoint(plain) -> None:
-    _, hlo = train(lambda f, x: torch_checkpoint(f, x, use_reentrant=False))
-    assert products(hlo) == products(plain[1]), "then spmdzero.checkpointing is not needed"
+@pytest.mark.parametrize("reentrant", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_torchs_own_checkpoint_computes_twice_and_holds_less(plain, reentrant: bool) -> None:
+    # The first block's input needs a gradient, without which a reentrant checkpoint has none.
+    losses, hlo = train(
+        lambda f, x: torch_checkpoint(f, x + f.__self__.down.bias * 0, use_reentrant=reentrant)
+    )
+    assert losses == pytest.approx(plain[0], rel=1e-5)
+    assert products(hlo) >= products(plain[1]) + BLOCKS
+    assert peak_temporary_bytes(plain[1]) - peak_temporary_bytes(hlo) >= (BLOCKS - 1) * ACTIVATION
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
 """Gradient checkpointing that XLA can't undo."""
 
 import contextlib
+import inspect
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +19,15 @@ from spmdzero.backend.forms._tree import map_tensors
 from spmdzero.backend.replica._anchors import Anchors
 from spmdzero.backend.replica._products import PRODUCTS
 from spmdzero.backend.replica._readers import in_region
+
+UNTIED: Callable[..., Any] = inspect.unwrap(checkpoint)
+"""torch's own function, whose second run the compiler merges with the first."""
+
+_NOT_REENTRANT: Mapping[str, Any] = {"use_reentrant": False}
+# Of torch's function; a script's own keyword arguments are those of what it checkpoints.
+_OPTIONS = {*inspect.signature(UNTIED).parameters, "preserve_rng_state"} - {
+    *("function", "args", "kwargs", "use_reentrant")
+}
 
 
 class _Tie(torch.autograd.Function):
@@ -79,10 +89,11 @@ class _Kept(DispatchMode):
     def keep(self, made: torch.Tensor) -> torch.Tensor:
         """`made` in the first run; in a later run the result of the first run in its place."""
         if self._left is None:
-            self._values.append(made)
+            # The result itself leads to its graph, which leads here: no collector sees that circle.
+            self._values.append(made.detach())
             return made
         value = next(self._left)
-        return value if self.gradient is None else after(value, self.gradient)
+        return value.detach() if self.gradient is None else after(value, self.gradient)
 
 
 def is_loop_body() -> bool:
@@ -164,6 +175,20 @@ def recomputed_but_dots(function: Callable[..., Any], /, *args: Any, **kwargs: A
     return _recomputed(function, args, kwargs, kept=_Kept())
 
 
+def recomputed_by_torch(
+    function: Callable[..., Any], *args: Any, use_reentrant: bool | None = None, **kwargs: Any
+) -> Any:
+    """Does what torch.utils.checkpoint.checkpoint does, with the inputs tied as `recomputed` says.
+
+    Raises what torch's function raises.
+    """
+    options = {name: kwargs.pop(name) for name in _OPTIONS & kwargs.keys()}
+    options["use_reentrant"] = use_reentrant
+    if kwargs and use_reentrant is not False:
+        return UNTIED(function, *args, **options, **kwargs)
+    return _recomputed(function, args, kwargs, kept=None, options=options)
+
+
 def _recomputed(
     function: Callable[..., Any],
     args: Any,
@@ -171,6 +196,7 @@ def _recomputed(
     *,
     kept: _Kept | None,
     on_host: bool = False,
+    options: Mapping[str, Any] = _NOT_REENTRANT,
 ) -> Any:
     arrived: list[torch.Tensor] = []
     # The first run computes with the values on the devices, later runs with those on the host.
@@ -196,14 +222,17 @@ def _recomputed(
             return function(*inputs, **named)
 
     def watch(_: str, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.requires_grad and arrays.is_mine(tensor):
+        # What stands for the output of a loop's block is a leaf; a hook would end the loop.
+        with torch._C.DisableTorchFunctionSubclass():
+            leaf = tensor.is_leaf
+        if not leaf and arrays.is_mine(tensor):
             tensor.register_hook(arrived.append)
         return tensor
 
     if on_host:
         args, kwargs = map_tensors((args, kwargs), _at_rest)
     # As one argument: torch's checkpoint would take those named `debug` and the like for its own.
-    return map_tensors(checkpoint(run, kwargs, *args, use_reentrant=False), watch)
+    return map_tensors(UNTIED(run, kwargs, *args, **options), watch)
 
 
 def _can_rest(tensor: torch.Tensor) -> bool:

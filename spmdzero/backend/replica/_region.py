@@ -47,7 +47,7 @@ from spmdzero.backend.replica._group_methods import collectives_over
 from spmdzero.backend.replica._outputs import Outputs
 from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.backend.replica._recomputed_blocks import RecomputedBlocks
-from spmdzero.backend.replica._reentrant import second_runs
+from spmdzero.backend.replica._torchs_checkpoint import second_runs, tied_checkpoints
 from spmdzero.backend.replica._written import FirstWrong, leave_written
 from spmdzero.errors import ReplicaRegionError
 from spmdzero.plan import Layout
@@ -194,7 +194,8 @@ class ReplicaRegion:
             )
             with self._around.forward(provided, loops=loops):
                 again = second_runs(lambda: self._again(entered.watch.before))
-                with replicas, let_in(), again, inside or contextlib.nullcontext():
+                within = inside or contextlib.nullcontext()
+                with replicas, let_in(), again, tied_checkpoints(), within:
                     output = self._module(*entered.args, **entered.kwargs)
                 output = self._around.finish(output)
         return output, dispatch
@@ -291,6 +292,7 @@ class ReplicaRegion:
                 self._collectives(dispatch, alone=self._alone),
                 around,
                 inside,
+                tied_checkpoints(),
             ):
                 yield
         finally:

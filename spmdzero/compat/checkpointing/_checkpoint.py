@@ -19,7 +19,7 @@ def checkpoint(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> An
     Its inputs rest in the host's memory until backward if `configure` was called so, or if the
     engine's config has ``"activation_checkpointing": {"cpu_checkpointing": true}``. It works inside
     and outside of an engine's module, with the same random numbers in both runs.
-    torch.utils.checkpoint runs too, but saves no memory under XLA, which merges the two runs.
+    torch.utils.checkpoint does so within an engine's module; elsewhere XLA merges its two runs.
 
     Returns what `function` returns.
     """

@@ -1,4 +1,4 @@
-"""torch's reentrant checkpoint, which runs a part of the forward again in its own backward."""
+"""torch.utils.checkpoint in a forward: it saves memory, and runs again inside of the region."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -6,6 +6,22 @@ from typing import Any
 from unittest import mock
 
 from torch.utils.checkpoint import CheckpointFunction
+
+from spmdzero.backend.replica._recompute import UNTIED, recomputed_by_torch
+
+# torch calls its function through this attribute, by whatever name a script has imported it
+# (torch/_compile.py). Where another torch has no such attribute, the tests tell.
+_CALLED = "__dynamo_disable"
+
+
+@contextlib.contextmanager
+def tied_checkpoints() -> Iterator[None]:
+    """Context in which torch.utils.checkpoint recomputes as `recomputed` does.
+
+    XLA merges what torch's own runs again with the forward, and no memory is saved.
+    """
+    with mock.patch.dict(vars(UNTIED), {_CALLED: recomputed_by_torch}):
+        yield
 
 
 @contextlib.contextmanager
