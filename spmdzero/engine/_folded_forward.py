@@ -30,7 +30,6 @@ from spmdzero.engine._module_tracer import (
 )
 from spmdzero.step._gradient_path import GradientPath
 
-
 # A seed that no script is likely to have.
 _AGAIN = 0x5E6D_0A6A_1D0C_5EED
 

@@ -43,8 +43,8 @@ What differs although the name is the same:
 - `engine.save_16bit_model` and `engine._zero3_consolidated_16bit_state_dict()` give whole weights
   at stage 3 whatever `stage3_gather_16bit_weights_on_model_save` says. DeepSpeed saves nothing
   where it is false.
-- `checkpointing.checkpoint` recomputes in the compiled program, and so does `torch.utils.checkpoint`
-  in an engine's module. Elsewhere XLA merges torch's second forward with the first.
+- `checkpointing.checkpoint` recomputes in the compiled program, and in an engine's module so does
+  `torch.utils.checkpoint`. Elsewhere XLA merges torch's second forward with the first.
 - A parameter has its whole shape at every stage, in `zero.Init` too, which at stage 3 moves it to
   the devices while the model is built; what computes with it there gets it on the host.
   `zero.GatheredParameters` gathers nothing of an engine's: what was written with a `modifier_rank`
