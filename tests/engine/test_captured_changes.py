@@ -325,6 +325,17 @@ def test_a_state_with_another_sharding_is_traced_until_it_is_back(
     assert engine.capture.reason is None
 
 
+def test_a_hook_that_only_asks_for_gradients_keeps_no_step_from_being_captured() -> None:
+    engine = make_engine()
+
+    def makes_inputs_require_grads(module: nn.Module, given: Any, output: torch.Tensor) -> None:
+        output.requires_grad_(True)
+
+    engine.module.norm.register_forward_hook(makes_inputs_require_grads)
+    train(engine, 5)
+    assert engine.capture.reason is None
+
+
 def test_a_hook_runs_at_each_step_while_it_is_there() -> None:
     engine = captured(make_engine())
     calls: list[str] = []

@@ -76,7 +76,7 @@ def test_a_trainer_trains_evaluates_and_saves_as_on_the_cpu(tmp_path: Path) -> N
     # In the same processes: imports take longer than either.
     names = ("main", "dpo_short", "lengths")
     their_runs = run("plain", tmp_path / "plain", *names)
-    our_runs = run("spmdzero", tmp_path / "ours", *names, "pretrained_3")
+    our_runs = run("spmdzero", tmp_path / "ours", *names, "pretrained_3", "checkpointed")
     # TRL's trainer asks accelerate for collectives first, and joins two batches.
     same_run(our_runs["dpo_short"], their_runs["dpo_short"], "squares")
     # A length is a program: what is of another length than the first batch has one length.
@@ -97,6 +97,13 @@ def test_a_trainer_trains_evaluates_and_saves_as_on_the_cpu(tmp_path: Path) -> N
     assert "error" not in shards, shards["error"]
     assert (shards["on_host"], shards["whole"]) == ([], [])
     assert shards["loss"][-1] < shards["loss"][0]
+    # What transformers checkpoints holds less, draws the same masks, and is no Python at each step.
+    checkpointed = our_runs["checkpointed"]
+    assert "error" not in checkpointed, checkpointed["error"]
+    before, after = checkpointed["without"], checkpointed["with"]
+    assert after["loss"] == pytest.approx(before["loss"], rel=1e-6)
+    assert after["traced"] == before["traced"]
+    assert after["bytes"] < before["bytes"] / 2
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 from transformers import Trainer
 
+from spmdzero.inspect import peak_temporary_bytes
 from tests.integrations.trainer_setup import (
     CONFIGS,
     ROWS,
@@ -188,6 +189,28 @@ def frozen(side: Side) -> dict[str, Any]:
     for parameter in [*model.transformer.wte.parameters(), *model.transformer.h[0].parameters()]:
         parameter.requires_grad_(False)
     return train(Trainer(model, side.arguments(), train_dataset=texts()), ended=True)
+
+
+def checkpointed(side: Side) -> dict[str, Any]:
+    """With and without checkpointing: bytes of temporary values, and how forwards ran."""
+    found: dict[str, Any] = {}
+    rows = texts(512)
+    for name, on in (("without", False), ("with", True)):
+        # Of fewer rows the gradients take most of the memory.
+        arguments = side.arguments(
+            max_steps=5, gradient_checkpointing=on, per_device_train_batch_size=8 * ROWS
+        )
+        trainer = Trainer(gpt2(n_layer=6, resid_pdrop=0.1), arguments, train_dataset=rows)
+        noted = train(trainer)
+        engine = trainer.model_wrapped
+        found[name] = {"loss": noted["loss"], "traced": engine.folding.traced}
+        hlo: list[str] = []
+        with engine.observe(lambda graph, hlo=hlo: hlo.append(graph.hlo())):
+            batch = {key: torch.stack([row[key] for row in rows[: 8 * ROWS]]) for key in rows[0]}
+            engine.backward(engine(**batch)["loss"])
+            engine.step()
+        found[name]["bytes"] = peak_temporary_bytes(hlo[-1])
+    return found
 
 
 def gradient_checkpointing(side: Side) -> dict[str, Any]:

@@ -168,6 +168,15 @@ class _Watched:
         return None
 
 
+def _asks_for_gradients(hook: Any) -> bool:
+    """Whether all that a hook can do is call `requires_grad_` of what it is given.
+
+    transformers and peft have one on the embedding of a model with gradient checkpointing.
+    """
+    code = hook.__code__ if isinstance(hook, types.FunctionType) else None
+    return code is not None and not code.co_freevars and code.co_names == ("requires_grad_",)
+
+
 class ModuleWatch:
     """Holds everything a module's forward could depend on: submodules, attributes, hooks, modes.
 
@@ -184,7 +193,8 @@ class ModuleWatch:
 
     Attributes:
         parameters: the module's parameters.
-        hook: a hook, neither torch's nor spmdzero's own, that has to run at each step, or None.
+        hook: a hook that has to run at each step, or None: neither torch's nor spmdzero's own, nor
+            one that only has an output require a gradient.
     """
 
     def __init__(self, module: nn.Module, others: dict[str, Any]) -> None:
@@ -261,7 +271,7 @@ class ModuleWatch:
     def _find_hook(self, kind: str, name: str, hooks: Iterable[Any]) -> None:
         for hook in hooks:
             home = getattr(hook, "__module__", None) or type(hook).__module__
-            if home.split(".")[0] not in ("torch", "spmdzero"):
+            if home.split(".")[0] not in ("torch", "spmdzero") and not _asks_for_gradients(hook):
                 called = getattr(hook, "__qualname__", type(hook).__name__)
                 self.hook = self.hook or f"{called}, a {kind} of {name}"
 
