@@ -76,10 +76,18 @@ def take_over(client: torch.optim.Optimizer, optimizer: NamedAsDeepSpeeds) -> No
 
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a user's hook, on this optimizer or on all, has to run around its step."""
-    if _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
-        return True
-    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-    return bool(after) or any(not isinstance(hook, _Refusal) for hook in before.values())
+    registries = (
+        _global_optimizer_pre_hooks,
+        _global_optimizer_post_hooks,
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+    )
+    return any(not _is_own(hook) for registry in registries for hook in registry.values())
+
+
+def _is_own(hook: Any) -> bool:
+    home = getattr(hook, "__module__", None) or type(hook).__module__
+    return home.split(".")[0] == "spmdzero"
 
 
 def _refuse_groups(client: torch.optim.Optimizer) -> None:

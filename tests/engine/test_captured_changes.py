@@ -16,12 +16,14 @@ from torch import nn
 import spmdzero
 from spmdzero.backend import counters
 from spmdzero.backend.pure import ModuleWatch
+from spmdzero.integrations._plain_torch import watch_steps
 from tests.engine.captured import (
     Residual,
     assert_twins_agree,
     batches,
     captured,
     make_engine,
+    three_calls,
     train,
     twins,
 )
@@ -334,6 +336,13 @@ def test_a_hook_that_only_asks_for_gradients_keeps_no_step_from_being_captured()
     engine.module.norm.register_forward_hook(makes_inputs_require_grads)
     train(engine, 5)
     assert engine.capture.reason is None
+
+
+def test_what_tells_of_plain_torch_has_no_step_traced() -> None:
+    watch_steps()
+    engine = make_engine()
+    three_calls(engine, 1)
+    assert engine.folding.reason is None
 
 
 def test_a_hook_runs_at_each_step_while_it_is_there() -> None:
