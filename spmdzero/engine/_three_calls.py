@@ -1,6 +1,8 @@
 """The three calls of DeepSpeed's training loop: forward, backward and step."""
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -265,13 +267,18 @@ class ThreeCalls:
 
     def _start_again_or_update(self, optimizer: ZeroOptimizer, *, boundary: bool) -> bool:
         """Returns whether a known program does it all; at a boundary records the update if not."""
-        try:
+        with self._restarts_if_it_fails():
             if self._folding.start_again(boundary=boundary):
                 return True
             if boundary:
                 optimizer.folds.wanted = self._folding.before_update()
                 optimizer.step()
             return False
+
+    @contextlib.contextmanager
+    def _restarts_if_it_fails(self) -> Iterator[None]:
+        try:
+            yield
         except BaseException:
             # Some gradients are used up already, and the rest would be half of a step.
             self._training.restart_step()
@@ -280,8 +287,9 @@ class ThreeCalls:
     def end_unstepped(self) -> None:
         """Starts the program of a micro-batch that no `step` ends."""
         keep_waiting(ending=None)
-        self._training.gradients.settle()
-        failure = self._launch("micro")
+        with self._restarts_if_it_fails():
+            started = self._folding.start_again(boundary=False)
+        failure = None if started else self._launch("micro")
         self._training.current.pass_launch()
         if failure is not None:
             raise failure

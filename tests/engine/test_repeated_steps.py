@@ -79,6 +79,28 @@ def test_micro_batches_within_a_step_have_a_program_of_their_own() -> None:
     assert compare(gradient_accumulation_steps=2) >= 2 * STEPS - 6
 
 
+def test_micro_batches_that_no_step_ends_start_a_known_program_too() -> None:
+    def accumulate(engine: spmdzero.Engine) -> list[float]:
+        # As accelerate does: only the last micro-batch is followed by a step.
+        losses = []
+        for index, (x,) in enumerate(batches(2 * STEPS)):
+            engine.set_gradient_accumulation_boundary(index % 2 == 1)
+            loss = engine(x)
+            engine.backward(loss)
+            if index % 2:
+                engine.step()
+            losses.append(loss.detach())
+        return [loss.item() for loss in losses]
+
+    engines = traced, folded = twins(gradient_accumulation_steps=2)
+    torch.manual_seed(1)
+    expected = accumulate(traced)
+    torch.manual_seed(1)
+    assert accumulate(folded) == expected
+    assert_same_state(*engines)
+    assert folded.folding.ends.repeated >= 2 * STEPS - 6
+
+
 def test_nothing_is_compiled_twice() -> None:
     # A program that no test before it, in the same process, has compiled.
     engine = make_engine(Tanh())
