@@ -1,4 +1,4 @@
-"""TRL: generating at DeepSpeed's stage 3, and packed texts as rows that devices can share.
+"""TRL: generating at DeepSpeed's stage 3, packed texts as rows that devices share, and refusals.
 
 Only this file knows names of TRL.
 """
@@ -11,20 +11,27 @@ import torch
 
 from spmdzero._after_import import after_import
 from spmdzero._logging import log_once
+from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._client_engine import ClientEngine
 from spmdzero.integrations._replaced import in_place_of
 
 _IGNORED = -100
 _MASK, _POSITIONS = "attention_mask", "position_ids"
+_REDIRECTED = (
+    "{} computes its loss in the place of the model's forward, where each device has the loss of "
+    "its own rows, and would divide it by the tokens of all. {}"
+)
+_OTHERWISE = "Train by `trl sft` on texts that the teacher has written, or leave DeepSpeed out"
 
 
 def follow_imports() -> None:
     """Adapts TRL's modules when they are imported."""
-    after_import("trl.models.utils", _keep_hooks)
+    after_import("trl.models.utils", _adapt_models)
     after_import("trl.trainer.sft_trainer", _share_packed_rows)
+    after_import("trl.trainer.distillation_trainer", _refuse_distillation)
 
 
-def _keep_hooks(models: Any) -> None:
+def _adapt_models(models: Any) -> None:
     for name in ("remove_hooks", "add_hooks"):
 
         @in_place_of(models, name)
@@ -33,6 +40,25 @@ def _keep_hooks(models: Any) -> None:
             # generates, and there are no hooks.
             if not isinstance(model, ClientEngine):
                 original(model)
+
+    @in_place_of(getattr(models, "_ForwardRedirection", None), "__call__")
+    def call(
+        original: Callable[..., Any], self: Any, wrapper: Any, model: Any, method: Any, *more: Any,
+        **named: Any,
+    ) -> Any:  # fmt: skip
+        if isinstance(wrapper, ClientEngine):
+            what = getattr(method, "__qualname__", repr(method))
+            raise SpmdZeroUsageError(_REDIRECTED.format(what, "Compute it of the model's outputs"))
+        return original(self, wrapper, model, method, *more, **named)
+
+
+def _refuse_distillation(module: Any) -> None:
+    @in_place_of(module.DistillationTrainer, "__init__")
+    def init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if self.is_deepspeed_enabled:
+            what = "trl distillation (DistillationTrainer)"
+            raise SpmdZeroUsageError(_REDIRECTED.format(what, _OTHERWISE))
 
 
 class RowsOfTexts:
@@ -64,8 +90,8 @@ class RowsOfTexts:
 
 def _share_packed_rows(sft: Any) -> None:
     kind = sft.DataCollatorForLanguageModeling
-    wanted = {"padding_free", "return_position_ids"}
-    if not wanted <= {field.name for field in dataclasses.fields(kind)}:
+    if not {"padding_free", "return_position_ids"} <= {f.name for f in dataclasses.fields(kind)}:
+        # A release before these has another way to pack, or none.
         return
 
     @in_place_of(sft.SFTTrainer, "__init__")

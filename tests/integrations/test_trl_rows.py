@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations import _trl
 from spmdzero.integrations._initialize import initialize_for_client
 from tests.support.engines import config
@@ -67,3 +68,20 @@ def test_trl_finds_no_hooks_of_stage_3_to_remove_before_it_generates() -> None:
         engine.step()
         losses.append(loss.item())
     assert losses[1] < losses[0]
+
+
+def test_a_loss_in_the_place_of_the_models_forward_is_refused_by_name() -> None:
+    models = pytest.importorskip("trl.models.utils")
+    _trl.follow_imports()
+    model = torch.nn.Linear(4, 4)
+    settings = config(train_micro_batch_size_per_gpu=8)
+    engine, *_ = initialize_for_client(model=model, config=settings)
+
+    def loss_of(x: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        return model(x).sum() / items
+
+    redirect, given = models._ForwardRedirection(), (torch.ones(8, 4), torch.tensor(32))
+    with pytest.raises(SpmdZeroUsageError, match=r"loss_of.*in the place of the model's forward"):
+        redirect(engine, model, loss_of, *given)
+    plain = torch.nn.Linear(4, 4)
+    assert redirect(plain, plain, lambda x: x.sum(), given[0]).item() == 32

@@ -117,6 +117,19 @@ def test_a_command_that_generates_has_the_numbers_of_plain_torch(
     assert f"ZeRO-{stage[-1]}" in ended.said
 
 
+def test_distillation_is_refused_by_name_before_its_first_step(
+    model: Path, data: Path, tmp_path: Path
+) -> None:
+    words = [
+        "trl", "distillation", "--accelerate_config", "zero2", "--mixed_precision", "no",
+        "--model_name_or_path", str(model), "--teacher_model_name_or_path", str(model),
+        "--dataset_name", f"{data}/preference", "--output_dir", str(tmp_path / "ours"), *USUAL,
+    ]  # fmt: skip
+    said = by_spmdzero(words, cwd=tmp_path, status=1).said
+    assert "trl distillation (DistillationTrainer) computes its loss in the place of" in said
+    assert "trl sft" in said
+
+
 def test_sft_evaluates_saves_resumes_and_leaves_a_model_of_transformers(
     model: Path, data: Path, tmp_path: Path
 ) -> None:
