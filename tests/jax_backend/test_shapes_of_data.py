@@ -1,5 +1,6 @@
 """Operations whose shape depends on data, outside of the region: the values are read."""
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from spmdzero.backend import Mesh, programs, runtime
 from spmdzero.errors import ReplicaRegionError
+from tests.support.engines import start
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 X = torch.tensor([[3.0, -1.0, 2.0], [0.0, 4.0, -5.0]])
@@ -49,3 +51,22 @@ def test_what_has_no_values_yet_is_refused_with_what_to_write(mesh: Mesh) -> Non
         programs.placeholders().stand_for([x])
         with pytest.raises(ReplicaRegionError, match=r"depends on data.*Use torch\.where"):
             x[x > 1]
+
+
+def test_a_loss_of_what_a_mask_chooses_trains_as_torch(mesh: Mesh) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4)
+    plain = copy.deepcopy(model)
+    engine, adamw = start(model), torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.0)
+    for step in range(3):
+        # Another number of rows at each step.
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+        wanted = plain(x)[x[:, 0] > 0].square().mean()
+        adamw.zero_grad()
+        wanted.backward()
+        adamw.step()
+        found = engine(x)[(x[:, 0] > 0).to(runtime.device())].square().mean()
+        engine.backward(found)
+        engine.step()
+        # fp32: sums in another order.
+        assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
