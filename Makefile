@@ -57,7 +57,7 @@ PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 # Tests of both backends, which `make test` runs on JAX alone: a process has one backend.
 ON_JAX := tests/explain/test_explain.py tests/docs/test_docs.py tests/docs/test_commands.py tests/notebooks tests/comm \
 	$(addprefix tests/integrations/test_,client_engine.py client_schedule.py deferred.py \
-	experts.py loaded_models.py pictures.py rows_of_devices.py sentence_transformers.py swift.py trainers_loss.py transformers.py) \
+	experts.py loaded_models.py pictures.py rows_of_devices.py sentence_transformers.py swift.py trainers_loss.py transformers.py trl_rows.py) \
 	$(addprefix tests/engine/test_,first_import.py gpu_scripts.py inference_mode.py \
 	interrupts.py labels.py offload.py optimizers.py reads.py replaced_functions.py second_derivatives.py \
 	seeding.py stage_3.py stage_3_calls.py writes.py wrong_input.py zero_init.py) \

@@ -8,6 +8,7 @@ from spmdzero.backend import Batch, arrays, current, device_types, map_tensors, 
 from spmdzero.data._inputs import InputPlacer
 from spmdzero.engine._module_hooks import ModuleHook
 from spmdzero.integrations._deferred import as_input, defer
+from spmdzero.integrations._pictures import with_positions
 
 
 class CallsFromHost(ModuleHook):
@@ -49,6 +50,7 @@ class CallsFromHost(ModuleHook):
         if self._placer.across is not None:
             device = runtime.device()
             return map_tensors((args, kwargs), lambda _, tensor: tensor.to(device))
+        kwargs = with_positions(module, kwargs)
         placed = self._placer(args, kwargs, training=False)
         return map_tensors(placed, lambda _, t: t.tensor if isinstance(t, Batch) else t)
 

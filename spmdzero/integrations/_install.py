@@ -28,6 +28,7 @@ from spmdzero.integrations import (
     _sentence_transformers,
     _swift,
     _trainer,
+    _trl,
 )
 from spmdzero.integrations._initialize import initialize
 
@@ -76,6 +77,7 @@ def follow_clients() -> None:
     _sentence_transformers.follow_imports()
     _swift.follow_imports()
     _axolotl.follow_imports()
+    _trl.follow_imports()
     after_import("lightning", _tell_lightning)
     after_import("diffusers.utils.import_utils", _leave_torch_xla)
 

@@ -23,25 +23,12 @@ _FILMS = ("pixel_values_videos", "video_grid_thw")
 
 
 def with_pictures(module: nn.Module, kwargs: Mapping[str, Any], *, replicas: int) -> dict[str, Any]:
-    """The inputs of a forward, with patches, grids and positions marked as the rows' own.
-
-    Positions are computed here, as the model would: it reads each row's kinds of tokens by Python,
-    which can't differ between replicas.
-    """
-    given = {name: value for name, value in kwargs.items() if value is not None}
-    packed = [name for name in (*_PICTURES, *_FILMS) if name in given]
-    needed = [given[name] for name in ("input_ids", _KINDS, *packed) if name in given]
-    if not packed or _KINDS not in given or not _on_host(needed):
-        return dict(kwargs)
-    # Of the class: a module may answer for any name with an error of its own.
-    owned = (each for each in module.modules() if hasattr(type(each), "get_rope_index"))
-    owner: Any = next(owned, None)
+    """The inputs of a forward, with patches, grids and positions marked as the rows' own."""
+    owner = _owner_of_positions(module, kwargs)
     if owner is None:
         return dict(kwargs)
-    if "position_ids" not in given:
-        takes = inspect.signature(owner.get_rope_index).parameters
-        positions, _ = owner.get_rope_index(**{n: v for n, v in given.items() if n in takes})
-        given["position_ids"] = positions
+    given = _given(with_positions(module, kwargs))
+    packed = _packed(given)
     shared = _are_alike(owner, given, replicas)
     if not shared and replicas > 1 and is_new(("pictures", "unshared")):
         logger.warning(
@@ -56,6 +43,40 @@ def with_pictures(module: nn.Module, kwargs: Mapping[str, Any], *, replicas: int
     if given["position_ids"].dim() == 3:
         given["position_ids"] = Batch(given["position_ids"], 1, shared)
     return dict(kwargs) | given
+
+
+def with_positions(module: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of a forward with pictures, and the positions that the model would compute.
+
+    It reads each row's kinds of tokens by Python, which can't differ between replicas, and takes
+    long where each read is one of the devices.
+    """
+    owner, given = _owner_of_positions(module, kwargs), _given(kwargs)
+    if owner is None or "position_ids" in given:
+        return dict(kwargs)
+    takes = inspect.signature(owner.get_rope_index).parameters
+    positions, _ = owner.get_rope_index(**{n: v for n, v in given.items() if n in takes})
+    return dict(kwargs) | {"position_ids": positions}
+
+
+def _given(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in kwargs.items() if value is not None}
+
+
+def _packed(given: Mapping[str, Any]) -> list[str]:
+    return [name for name in (*_PICTURES, *_FILMS) if name in given]
+
+
+def _owner_of_positions(module: nn.Module, kwargs: Mapping[str, Any]) -> Any:
+    """The submodule that computes positions; None if there are no pictures on the host."""
+    given = _given(kwargs)
+    packed = _packed(given)
+    needed = [given[name] for name in ("input_ids", _KINDS, *packed) if name in given]
+    if not packed or _KINDS not in given or not _on_host(needed):
+        return None
+    # Of the class: a module may answer for any name with an error of its own.
+    owned = (each for each in module.modules() if hasattr(type(each), "get_rope_index"))
+    return next(owned, None)
 
 
 def _are_alike(owner: Any, given: Mapping[str, Any], replicas: int) -> bool:

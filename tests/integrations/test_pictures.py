@@ -50,6 +50,7 @@ class Pictures(nn.Module):
         lengths = image_grid_thw.prod(1) // MERGED
         merged = self.patch(pixel_values).unflatten(0, (-1, MERGED)).mean(1)
         seen = torch.cat([part.cumsum(0) for part in merged.split(lengths.tolist())])
+        seen = seen / lengths.repeat_interleave(lengths)[:, None]
         mask = input_ids == IMAGE
         if mask.sum() != len(seen):
             raise ValueError("features and tokens do not match")
@@ -94,4 +95,33 @@ def test_pictures_train_with_their_rows(
     engine.step()
     assert engine.get_global_grad_norm() == pytest.approx(norm.item(), rel=1e-4)
     assert engine.shares_rows((), inputs) or not alike
+    engine.destroy()
+
+
+@pytest.mark.parametrize("sizes", [[(2, 4)], [(2, 4), (4, 4), (2, 2)]], ids=["one", "others"])
+def test_pictures_are_evaluated_by_a_call_of_the_model(
+    sizes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model, inputs = Pictures(), batch(sizes)
+    expected = copy.deepcopy(model)(**inputs)
+    own, devices = Pictures.get_rope_index, list[str]()
+
+    def noted(
+        self: Pictures, input_ids: torch.Tensor, mm_token_type_ids: torch.Tensor, **more: Any
+    ) -> Any:
+        devices.append(input_ids.device.type)
+        return own(self, input_ids, mm_token_type_ids, **more)
+
+    monkeypatch.setattr(Pictures, "get_rope_index", noted)
+    settings = config(train_micro_batch_size_per_gpu=ROWS, gradient_accumulation_steps=1)
+    engine = initialize_for_client(model=model, config=settings)[0]
+    # As transformers' Trainer does, outside of the engine.
+    engine.eval()
+    with torch.no_grad():
+        found = engine.module(**inputs)
+    # fp32: sums in another order.
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    # Where each token would be a read.
+    assert devices == ["cpu"]
     engine.destroy()

@@ -13,6 +13,7 @@ _OF_DPO = ("logps/chosen", "logits/rejected", "entropy", "rewards/margins")
 # What is compared of each, beside losses, norms and weights.
 SCENARIOS: dict[str, tuple[str, ...]] = {
     "sft": ("entropy", "mean_token_accuracy"),
+    "sft_packed": ("entropy", "mean_token_accuracy"),
     "dpo": (*_OF_DPO, "rewards/accuracies"),
     # Where the reference is the model itself, the first steps ask of rounding which is higher.
     "dpo_precomputed": _OF_DPO,

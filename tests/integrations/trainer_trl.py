@@ -86,6 +86,17 @@ def sft(side: Side) -> dict[str, Any]:
     return _noted(trainer, "entropy", "mean_token_accuracy")
 
 
+def sft_packed(side: Side) -> dict[str, Any]:
+    """SFTTrainer on texts that are packed into rows, each of which sees itself alone."""
+    trainer = SFTTrainer(
+        gpt2(),
+        side.arguments(kind=SFTConfig, packing=True, packing_strategy="bfd", **_USUAL),
+        train_dataset=Dataset.from_dict({"text": _lines(512, seed=2)}),
+        processing_class=_tokenizer(),
+    )
+    return _noted(trainer, "entropy", "mean_token_accuracy")
+
+
 def dpo(side: Side) -> dict[str, Any]:
     """DPOTrainer: chosen and rejected rows are one batch; an epoch ends with ten pairs."""
     arguments = side.arguments(kind=DPOConfig, eval_strategy="steps", eval_steps=5, **_USUAL)

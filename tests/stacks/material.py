@@ -41,6 +41,18 @@ def write_model(folder: Path) -> Path:
     return folder
 
 
+def write_judge(folder: Path, model: Path) -> Path:
+    """Writes a model with one output, a reward, and the tokenizer of the folder `model`."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    torch.manual_seed(1)
+    judge = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
+    judge.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+    return folder
+
+
 def write_data(folder: Path) -> Path:
     """Writes a folder for each kind of data, each with `train.jsonl` and `test.jsonl`.
 

@@ -79,6 +79,27 @@ def test_pictures_of_other_sizes_on_each_device_are_computed_by_all(
     assert "each device computes all rows" in said
 
 
+@pytest.mark.parametrize(
+    ("kind", "sizes", "stage"),
+    [("qwen2_5_vl", ONE_SIZE, 2), ("qwen3_vl", SIZES, 3), ("llava", ONE_SIZE, 2)],
+    ids=["qwen2_5_vl", "qwen3_vl, other sizes", "llava"],
+)
+def test_a_trainer_evaluates_as_plain_torch_does(
+    kind: str, sizes: list[tuple[int, int]], stage: int, tmp_path: Path
+) -> None:
+    script = Script(kind, sizes, tmp_path)
+    more = ["--eval_strategy", "steps", "--eval_steps", "3", "--per_device_eval_batch_size", "8"]
+    ours, _ = script.ours("ours", stage, *more)
+    plain = script.plain(*more)
+    _assert_equal(ours, plain, f"{kind}, evaluated")
+    found, wanted = logged(ours, "eval_loss"), logged(plain, "eval_loss")
+    pairs = zip(found, wanted, strict=True)
+    print(f"\n{kind}, eval_loss:", *(f"{a:.6f} ({b:.6f})" for a, b in pairs))
+    assert len(wanted) == 2
+    # fp32, as above.
+    assert found == pytest.approx(wanted, rel=1e-4)
+
+
 def test_it_resumes_and_leaves_a_model_of_transformers(tmp_path: Path) -> None:
     script = Script("qwen3_vl", ONE_SIZE, tmp_path)
     straight, _ = script.ours("straight", 3)

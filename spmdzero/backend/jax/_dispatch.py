@@ -22,8 +22,16 @@ from spmdzero.backend.jax._views import (
     ViewStep,
 )
 from spmdzero.backend.jax.ops import UnsupportedError
-from spmdzero.backend.replica import KNOWN_DRAWS, PRODUCTS, has_generator, mixed_dtypes
-from spmdzero.errors import SpmdZeroRuntimeError
+from spmdzero.backend.replica import (
+    KNOWN_DRAWS,
+    PRODUCTS,
+    Indexing,
+    gives_shape_of_data,
+    has_generator,
+    made_static,
+    mixed_dtypes,
+)
+from spmdzero.errors import ReplicaRegionError, SpmdZeroRuntimeError
 
 _aten = torch.ops.aten
 # Operations that make a tensor of a host's numbers.
@@ -55,6 +63,8 @@ def _answered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     parts = composed(func)
     if parts is not None:
         return parts(*args, **kwargs)
+    if gives_shape_of_data(func, args):
+        return _of_the_datas_shape(func, args, kwargs)
     if AtenOp.of(func) is None:
         if torch.Tag.nondeterministic_seeded in func.tags:
             if has_generator(args, kwargs) and "out" not in kwargs:
@@ -80,6 +90,23 @@ def _answered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 hooks.dispatched = dispatched
+
+
+def _of_the_datas_shape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Computes an operation whose result has a shape that depends on values, which are read.
+
+    Raises:
+        ReplicaRegionError: there are no values yet, or replicas disagree.
+    """
+    try:
+        static = made_static(
+            func, args, kwargs, read=read, upload=lambda tensor: over(_host.moved(tensor))
+        )
+    except ReplicaRegionError as error:
+        raise of_data(func) from error
+    if isinstance(static, Indexing):
+        return dispatched(static.func, static.args, kwargs)
+    return static
 
 
 def value_of(tensor: torch.Tensor) -> Value:

@@ -31,6 +31,8 @@ from spmdzero.backend.replica._recompute import kept_on_host, recomputed, recomp
 from spmdzero.backend.replica._recomputed_blocks import RecomputedBlocks
 from spmdzero.backend.replica._reduction import GradientReduction
 from spmdzero.backend.replica._region import ReplicaRegion
+from spmdzero.backend.replica._shapes_of_data import Indexing, made_static
+from spmdzero.backend.replica._shapes_of_data import gives_one as gives_shape_of_data
 
 __all__ = [
     "IN_PLACE",
@@ -43,6 +45,7 @@ __all__ = [
     "Gathering",
     "GlobalForward",
     "GradientReduction",
+    "Indexing",
     "Quirks",
     "Random",
     "Reader",
@@ -51,11 +54,13 @@ __all__ = [
     "ReplicaRegion",
     "common_value",
     "current_reader",
+    "gives_shape_of_data",
     "global_norm",
     "has_generator",
     "in_region",
     "kept_on_host",
     "leave_stacked",
+    "made_static",
     "mixed_dtypes",
     "read_stacked",
     "reads_are_global",

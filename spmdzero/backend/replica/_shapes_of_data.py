@@ -5,6 +5,7 @@ is read, and which they are is computed on the devices, where replicas may diffe
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -31,9 +32,17 @@ class Indexing:
 
 def has_one(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether the operation's shape depends on the values of `args`."""
-    return has_masks(func, args) or (
-        torch.Tag.dynamic_output_shape in func.tags and func not in _STATIC
-    )
+    return has_masks(func, args) or _is_dynamic(func)
+
+
+def gives_one(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether its result's shape does; what is written through a mask has a shape of its own."""
+    return _is_dynamic(func) or (func is _aten.index.Tensor and has_masks(func, args))
+
+
+@functools.cache
+def _is_dynamic(func: Any) -> bool:
+    return torch.Tag.dynamic_output_shape in func.tags and func not in _STATIC
 
 
 def made_static(
