@@ -23,9 +23,10 @@ from spmdzero.backend import current, runtime
 WARM_UP = 8
 
 
-def ways(workload: Workload) -> Iterator[tuple[str, Callable[[Any], object]]]:
+def ways(workload: Workload, recompute: str) -> Iterator[tuple[str, Callable[[Any], object]]]:
     """Yields each way of training a step, with its name."""
-    config = deepspeed_config(workload, stage=2) | {"spmd": {"backend": current().name}}
+    spmd = {"backend": current().name, "recompute": recompute}
+    config = deepspeed_config(workload, stage=2) | {"spmd": spmd}
     one, *_ = spmdzero.initialize(model=workload.build(), config=config)
     other, *_ = spmdzero.initialize(model=workload.build(), config=config)
 
@@ -38,11 +39,11 @@ def ways(workload: Workload) -> Iterator[tuple[str, Callable[[Any], object]]]:
     yield "three calls", three
 
 
-def measured(model: str, steps: int) -> dict[str, list[float]]:
+def measured(model: str, steps: int, recompute: str) -> dict[str, list[float]]:
     """The host's milliseconds of each step, by way."""
     workload = Workload(model=model, devices=runtime.device_count(), steps=steps)
     found: dict[str, list[float]] = {}
-    by_name = dict(ways(workload))
+    by_name = dict(ways(workload, recompute))
     for step in range(WARM_UP + steps):
         batch = workload.batch(step % 4)
         for name, run in by_name.items():
@@ -59,12 +60,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=["gpt-10m", "cnn", "gpt-85m"])
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--recompute", default="nothing", help='such as "everything"')
     told = parser.parse_args()
-    print(f"{current().name}, {runtime.device_count()} devices, medians and least")
+    devices = runtime.device_count()
+    print(f"{current().name}, {devices} devices, recompute {told.recompute}, medians and least")
     print("| model | train_batch, ms | three calls, ms | ratio | of the least |")
     print("|---|---:|---:|---:|---:|")
     for model in told.models:
-        whole, three = measured(model, told.steps).values()
+        whole, three = measured(model, told.steps, told.recompute).values()
         middle = statistics.median(whole), statistics.median(three)
         least = min(whole), min(three)
         print(
