@@ -56,7 +56,7 @@ PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # Tests of both backends, which `make test` runs on JAX alone: a process has one backend.
 ON_JAX := tests/explain/test_explain.py tests/docs/test_docs.py tests/docs/test_commands.py tests/notebooks tests/comm \
-	$(addprefix tests/integrations/test_,client_engine.py client_schedule.py deferred.py \
+	$(addprefix tests/integrations/test_,back_from_host.py client_engine.py client_schedule.py deferred.py \
 	experts.py loaded_models.py pictures.py rows_of_devices.py sentence_transformers.py swift.py trainers_loss.py transformers.py trl_rows.py) \
 	$(addprefix tests/engine/test_,first_import.py gpu_scripts.py inference_mode.py \
 	interrupts.py labels.py offload.py optimizers.py reads.py replaced_functions.py second_derivatives.py \
@@ -108,7 +108,7 @@ test-local-rank: .venv/installed
 
 # Programs of others, with the packages that tests/stacks/NAME.txt pins, by JAX. Scripts that no
 # package brings are fetched into .suites, as those of test-suites.
-STACKS := trl swift llamafactory axolotl sentence_transformers open_clip timm examples deepspeed_examples vision_language
+STACKS := trl swift llamafactory axolotl sentence_transformers open_clip timm diffusers peft examples deepspeed_examples vision_language
 STACK_BIN = .venv-stack-$*/bin
 
 test-stacks: $(STACKS:%=test-stack-%)

@@ -22,6 +22,7 @@ from spmdzero.backend import (
 from spmdzero.engine import Engine
 from spmdzero.engine._loss import runs_forwards
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.integrations._back_from_host import BackFromHost
 from spmdzero.integrations._deferred import DeferredTensor, as_input, defer, undefer
 from spmdzero.integrations._direct import CallsFromHost
 from spmdzero.integrations._generation import generate_on_host
@@ -59,6 +60,7 @@ class ClientEngine(Engine):
         # Number of forwards whose backward is to come.
         self._open_forwards = 0
         WeightsOnHost(self.module)
+        self._back_from_host = BackFromHost(self._training)
         generate_on_host(self.module)
         optimizer = self._training.optimizer
         if optimizer is not None and optimizer.hold is None:
@@ -86,6 +88,7 @@ class ClientEngine(Engine):
                 "accelerator.free_memory() and a second Trainer.train() do. Make a new Trainer, "
                 "or a new Accelerator, with the same model, and prepare it"
             )
+        self._back_from_host()
         args, kwargs = map_tensors((args, kwargs), lambda _, tensor: as_input(tensor))
         kwargs = with_pictures(self.module, kwargs, replicas=local_replicas(self.mesh.spec))
         args, kwargs = self._with_a_share(args, kwargs)
@@ -95,6 +98,16 @@ class ClientEngine(Engine):
         output = super().forward(*args, **kwargs)
         # In `train_batch` the engine itself uses the output.
         return output if self.in_train_batch else defer(output)
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs `Engine.save_checkpoint`, also of a module that the client has moved to the CPU."""
+        self._back_from_host()
+        return super().save_checkpoint(*args, **kwargs)
+
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs `Engine.load_checkpoint`, as `save_checkpoint` is run."""
+        self._back_from_host()
+        return super().load_checkpoint(*args, **kwargs)
 
     def destroy(self) -> None:
         """Runs `Engine.destroy`; a later forward of the client raises."""

@@ -21,6 +21,7 @@ from spmdzero.integrations import (
     _accelerate,
     _axolotl,
     _children,
+    _diffusers,
     _lengths,
     _plain_torch,
     _rows_of_devices,
@@ -78,13 +79,8 @@ def follow_clients() -> None:
     _swift.follow_imports()
     _axolotl.follow_imports()
     _trl.follow_imports()
+    _diffusers.follow_imports()
     after_import("lightning", _tell_lightning)
-    after_import("diffusers.utils.import_utils", _leave_torch_xla)
-
-
-def _leave_torch_xla(diffusers: Any) -> None:
-    # It reads no variable of the environment, and would import torch_xla where it is installed.
-    diffusers._torch_xla_available = False
 
 
 def _tell_lightning(_: ModuleType) -> None:

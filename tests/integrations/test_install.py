@@ -76,6 +76,21 @@ def test_diffusers_leaves_an_installed_torch_xla_alone(tmp_path: Path) -> None:
     assert run_python("-c", script).split() == ["False"]
 
 
+def test_diffusers_moving_averages_find_deepspeed(tmp_path: Path) -> None:
+    # As its EMAModel at stage 3, whose name is imported where a stage is known before: nowhere.
+    utilities = tmp_path / "diffusers" / "training_utils.py"
+    utilities.parent.mkdir()
+    (utilities.parent / "__init__.py").write_text("")
+    utilities.write_text("def gathered(p):\n    return deepspeed.zero.GatheredParameters(p)\n")
+    script = (
+        "import sys, torch, spmdzero.integrations; spmdzero.integrations.install()\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from diffusers.training_utils import gathered\n"
+        "with gathered([torch.nn.Parameter(torch.ones(2))]):\n    print('gathered')"
+    )
+    assert run_python("-c", script).split() == ["gathered"]
+
+
 def refusal(script: str, **variables: str) -> str:
     told = environment(**variables)
     # On JAX the tests' own process is told so before it imports a client.
