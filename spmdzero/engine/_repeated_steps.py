@@ -153,13 +153,13 @@ class RepeatedSteps:
         named = {name: place.registry[place.key] for name, place in places.items()}
         numbers = training.mesh.place_all(optimizer.host_numbers()) if boundary else []
         with torch.inference_mode(mode=False), torch.no_grad():
-            gradients = backward.function(repeats.tensors(backward.kept))
-            new = step_program(training, last=boundary).ending(
-                named,
-                dict(zip(backward.names, gradients, strict=True)),
-                numbers,
-                finite=named["finite"],
-            )
+            arriving = backward.function(repeats.tensors(backward.kept))
+            program, gradients = step_program(training, last=boundary), dict[str, torch.Tensor]()
+            for name, grad in zip(backward.names, arriving, strict=True):
+                # A weight that is used beside a loop too has a gradient of each.
+                known = gradients.get(name)
+                gradients[name] = grad if known is None else program.path.plus(name, known, grad)
+            new = program.ending(named, gradients, numbers, finite=named["finite"])
             where = [places.get(name) or state.place(name) for name in new]
             values = [training.mesh.mark(new[p.name], p.spec) for p in where]
         order = {name: number for number, name in enumerate(places)}
