@@ -192,7 +192,7 @@ class FoldedCalls:
             return
         kept = repeats.keep(inputs, first=store.settle)
         store.held = HeldBackward(
-            names=frozenset(record.labels),
+            names=record.labels,
             function=record.function,
             kept=kept,
             record=lambda: self._record(record, repeats.tensors(kept)),

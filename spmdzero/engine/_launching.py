@@ -68,7 +68,7 @@ class Launching:
             )
         )
 
-    def launch(self, kind: str, *, folded: bool, sync: Callable[[], None]) -> Exception | None:
+    def launch(self, kind: str, *, folded: bool) -> Exception | None:
         """Compiles and starts the pending program; returns the error that an observer raised.
 
         The update is part of the pending program, and would otherwise run with the next one: the
@@ -77,7 +77,6 @@ class Launching:
         Args:
             kind: ``"micro"``, or ``"boundary"`` with the update in it.
             folded: whether some of its operations are folded calls.
-            sync: starts the pending program.
         """
         self.programs.launching(self._training.counters.global_steps)
         failure = self._show(kind) if self.observers else None
@@ -85,7 +84,7 @@ class Launching:
         before = Compiled.so_far()
         launched = f"folded {kind}" if folded else kind
         with self.compiling(kind, new=self.programs.is_new(launched)):
-            sync()
+            runtime.sync()
         self._launched(kind, launched, Compiled.so_far() - before)
         return failure
 
@@ -103,10 +102,17 @@ class Launching:
         self.programs.launching(self._training.counters.global_steps)
         self._launched(kind, f"captured {kind}", compiled)
 
-    def repeated(self, kind: str) -> None:
-        """Takes note that the program of an earlier folded micro-batch was started again."""
+    def repeated(self, kind: str, start: Callable[[], bool]) -> bool:
+        """Takes note of a folded micro-batch that `start` starts whole, if it returns True."""
         self.programs.launching(self._training.counters.global_steps)
-        self._launched(kind, f"folded {kind}", Compiled())
+        before = Compiled.so_far()
+        started = start()
+        compiled = Compiled.so_far() - before
+        if started:
+            self._launched(kind, f"folded {kind}", compiled)
+        else:
+            self.programs.not_the_scripts(compiled)
+        return started
 
     def _launched(self, kind: str, name: str, compiled: Compiled) -> None:
         self.programs.launched(name, self._training.counters.global_steps, compiled)

@@ -158,7 +158,9 @@ class ProgramLog:
         """Takes note that the engine is about to compile and start the pending program."""
         self._script_reads += self._reads_since()
         if self._window is not None:
-            self._note("forward", step, self._elsewhere() - self._window)
+            elsewhere = self._elsewhere()
+            self._note("forward", step, elsewhere - self._window)
+            self._window = elsewhere
 
     def launched(self, kind: str, step: int, compiled: Compiled) -> None:
         """Takes note of a launch and of its compilations."""

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import Beginning, FoldedFunction, Kept, Repeat, current, runtime
+from spmdzero.backend import Beginning, Repeat, current
 from spmdzero.engine._launching import Launching
+from spmdzero.engine._whole_step import step_program
 from spmdzero.state._training import Training
 from spmdzero.step._gradients import HeldBackward
 from spmdzero.step._numbers import fixed_numbers
@@ -38,24 +39,13 @@ class _Known:
     alive: tuple[Any, ...]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class _Attempt:
-    """A step from which the next like it is learned."""
-
-    key: Hashable
-    beginning: Beginning
-    before: Kept
-    places: tuple[Place, ...]
-    backward: FoldedFunction
-    alive: tuple[Any, ...]
-
-
 class RepeatedSteps:
     """Ends micro-batches whose forward is folded and whose backward waits in the `GradientStore`.
 
     The script's own operations on the loss are recorded at each step, and with the forward they are
-    the step's beginning. If the same beginning was seen before, the program of that step is started
-    again. Otherwise backward and update are recorded.
+    the step's beginning. A beginning that wasn't seen before is compiled with the rest of the step:
+    the backward, and `StepProgram.ending` as for `train_batch`. Later ones start that program. If
+    there can be none, backward and update are recorded.
 
     Args:
         training: the training of the engine.
@@ -67,9 +57,8 @@ class RepeatedSteps:
 
     def __init__(self, training: Training, launching: Launching) -> None:
         self._training, self._launching = training, launching
-        # None for a beginning whose program is not known.
+        # None for a beginning whose step is recorded.
         self._known: OrderedDict[Hashable, _Known | None] = OrderedDict()
-        self._attempt: _Attempt | None = None
         self.repeated = 0
 
     def start(self, *, boundary: bool, blocked: bool) -> bool:
@@ -81,22 +70,30 @@ class RepeatedSteps:
             boundary: whether the micro-batch ends its step.
             blocked: whether something keeps steps from being folded now.
         """
-        self._attempt = None
         backward, repeats = self._training.gradients.held, current().repeats
         if backward is None or repeats is None:
             return False
-        if not blocked:
-            beginning = repeats.beginning(backward.kept)
-            alive, key = self._key(backward, beginning, boundary=boundary)
-            seen, known = key in self._known, self._known.get(key)
-            if known is not None and self._start(known, beginning, boundary=boundary):
-                self._known.move_to_end(key)
-                return True
-            if seen:
-                self._try(key, alive, beginning, backward)
-            self._remember(key, self._known.get(key))
+        kind = "boundary" if boundary else "micro"
+        if not blocked and self._launching.repeated(
+            kind, lambda: self._started(repeats.beginning(backward.kept), backward, kind)
+        ):
+            return True
         self._training.gradients.settle()
         return False
+
+    def _started(self, beginning: Beginning, backward: HeldBackward, kind: str) -> bool:
+        boundary = kind == "boundary"
+        alive, key = self._key(backward, beginning, boundary=boundary)
+        seen = key in self._known
+        if not seen:
+            with self._launching.compiling(kind):
+                self._remember(key, self._build(beginning, backward, alive, boundary=boundary))
+        known = self._known[key]
+        if known is None or not self._start(known, beginning, boundary=boundary):
+            return False
+        self.repeated += seen
+        self._remember(key, known)
+        return True
 
     def _key(
         self, backward: HeldBackward, beginning: Beginning, *, boundary: bool
@@ -138,60 +135,53 @@ class RepeatedSteps:
         # The step writes, as autograd sees it.
         torch.autograd.graph.increment_version(written)
         training.gradients.adopt(() if boundary else training.gradients.names)
-        self._launching.repeated("boundary" if boundary else "micro")
-        self.repeated += 1
         return True
 
-    def _try(
+    def _build(
         self,
-        key: Hashable,
-        alive: tuple[Any, ...],
         beginning: Beginning,
         backward: HeldBackward,
-    ) -> None:
-        repeats, state = current().repeats, self._training.state
-        assert repeats is not None
-        places = [place for place in state.places() if place.tensor is not None]
-        tensors = [tensor for place in places if (tensor := place.tensor) is not None]
-        self._attempt = _Attempt(
-            key=key,
-            beginning=beginning,
-            before=repeats.keep(tensors),
-            places=tuple(places),
-            backward=backward.function,
-            alive=alive,
-        )
-
-    def sync(self) -> None:
-        """Starts what is recorded, and learns to start it again if `start` wished so."""
-        attempt, self._attempt = self._attempt, None
-        repeats = current().repeats
-        if attempt is None or repeats is None:
-            runtime.sync()
-            return
-        state, optimizer = self._training.state, self._training.optimizer
+        alive: tuple[Any, ...],
+        *,
+        boundary: bool,
+    ) -> _Known | None:
+        training, repeats = self._training, current().repeats
+        optimizer, state = training.optimizer, training.state
         assert optimizer is not None
-        before = {place.name for place in attempt.places}
-        places = (*attempt.places, *(p for p in state.places() if p.name not in before))
-        repeat = repeats.learn(
-            attempt.beginning,
-            before=attempt.before,
-            after=[place.tensor for place in places],
-            numbers=optimizer.numbers,
-            constants=[*attempt.backward.constant_tensors, *optimizer.folds.constants()],
+        assert repeats is not None
+        places = {p.name: p for p in state.places() if p.tensor is not None}
+        named = {name: place.registry[place.key] for name, place in places.items()}
+        numbers = training.mesh.place_all(optimizer.host_numbers()) if boundary else []
+        with torch.inference_mode(mode=False), torch.no_grad():
+            arriving = backward.function(repeats.tensors(backward.kept))
+            program, gradients = step_program(training, last=boundary), dict[str, torch.Tensor]()
+            for name, grad in zip(backward.names, arriving, strict=True):
+                # A weight that is used beside a loop too has a gradient of each.
+                known = gradients.get(name)
+                gradients[name] = grad if known is None else program.path.plus(name, known, grad)
+            new = program.ending(named, gradients, numbers, finite=named["finite"])
+            where = [places.get(name) or state.place(name) for name in new]
+            values = [training.mesh.mark(new[p.name], p.spec) for p in where]
+        order = {name: number for number, name in enumerate(places)}
+        repeat = repeats.build(
+            beginning,
+            state=[*named.values()],
+            new=values,
+            into=[None if place.replaced else order[place.name] for place in where],
+            numbers=numbers,
+            constants=backward.function.constant_tensors,
         )
         if repeat is None:
-            return
-        writes = tuple([places[i] for i in repeat.writes])
-        known = _Known(
+            return None
+        kept = [*places.values()]
+        return _Known(
             repeat=repeat,
-            reads=tuple([places[i] for i in repeat.reads]),
-            writes=writes,
-            written=sum(not place.replaced for place in writes),
+            reads=tuple([kept[i] for i in repeat.reads]),
+            writes=tuple(where),
+            written=sum(not place.replaced for place in where),
             slots=[*map(id, state.slots.values())],
-            alive=attempt.alive,
+            alive=alive,
         )
-        self._remember(attempt.key, known)
 
     def _remember(self, key: Hashable, known: _Known | None) -> None:
         self._known[key] = known

@@ -295,5 +295,4 @@ class ThreeCalls:
             raise failure
 
     def _launch(self, kind: str) -> Exception | None:
-        folded, sync = self._folding.launching(), self._folding.ends.sync
-        return self._launching.launch(kind, folded=folded, sync=sync)
+        return self._launching.launch(kind, folded=self._folding.launching())

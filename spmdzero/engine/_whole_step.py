@@ -145,7 +145,7 @@ def trace_whole_step(
     places, region = {place.name: place for place in training.state.places()}, training.region
     state = {name: place.tensor for name, place in places.items() if place.tensor is not None}
     hosts = host_numbers(training, last=last)
-    tracer, program = ModuleTracer(training, args, kwargs), _program(training, last=last)
+    tracer, program = ModuleTracer(training, args, kwargs), step_program(training, last=last)
     written: list[str] = []
 
     def function(tensors: list[torch.Tensor], key: KeySource) -> list[torch.Tensor]:
@@ -188,7 +188,8 @@ def trace_whole_step(
     )
 
 
-def _program(training: Training, *, last: bool) -> StepProgram:
+def step_program(training: Training, *, last: bool) -> StepProgram:
+    """The program of the training's micro-batches that end a step, or of those that don't."""
     optimizer = training.optimizer
     assert optimizer is not None
     return StepProgram(

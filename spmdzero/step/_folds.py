@@ -48,7 +48,3 @@ class Folds:
             with compiler.no_stand_in_left():
                 self._folded[form] = compiler.fold(function, inputs)
         return self._folded[form](inputs)
-
-    def constants(self) -> list[torch.Tensor]:
-        """The tensors that folded functions read beside their inputs."""
-        return [t for function in self._folded.values() for t in function.constant_tensors]

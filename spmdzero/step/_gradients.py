@@ -19,13 +19,13 @@ class HeldBackward:
     """A backward pass that is known and not recorded yet.
 
     Attributes:
-        names: the parameters whose gradients it makes.
+        names: the parameters whose gradients it makes, in their order.
         function: computes them; the same object for all passes that compute the same.
         kept: the values that it takes.
         record: records it, and adds the gradients.
     """
 
-    names: frozenset[str]
+    names: tuple[str, ...]
     function: FoldedFunction
     kept: Kept
     record: Callable[[], None]
@@ -244,7 +244,7 @@ class GradientStore:
     def names(self) -> frozenset[str]:
         """Names of the parameters to which a gradient was added since the last `clear`."""
         summed = frozenset(self._summed)
-        return summed if self.held is None else summed | self.held.names
+        return summed if self.held is None else summed.union(self.held.names)
 
     def forget(self, parameters: Iterable[torch.Tensor]) -> None:
         """Clears the summed gradients, and those that autograd itself holds for `parameters`."""

@@ -72,18 +72,36 @@ class StepProgram:
         if self.checks:
             new |= {"finite": finite, "loss": loss}
         written = self._written(state, passage.written)
-        new, state = {**new, **written}, {**state, **written}
         for name, flag in passage.flags.items():
             known = state.get(f"agreement/{name}")
             new[f"agreement/{name}"] = flag if known is None else first_flag(known, flag)
+        ended = self.ending({**state, **written}, gradients, numbers, finite=finite)
+        return loss, {**new, **written, **ended}
+
+    def ending(
+        self,
+        state: Named,
+        gradients: Named,
+        numbers: Sequence[torch.Tensor],
+        *,
+        finite: torch.Tensor,
+    ) -> dict[str, torch.Tensor]:
+        """The tensors of the state that a micro-batch changes after its backward.
+
+        Args:
+            state: the state, with what the forward wrote.
+            gradients: those of the micro-batch, in their waiting form.
+            numbers: the host's uploads for `Boundary`.
+            finite: whether all losses of the step were finite, 0-dim.
+        """
         waiting = {f"accumulator/{name}": grad for name, grad in gradients.items()}
         for name, grad in waiting.items():
             if name in state:
                 waiting[name] = self.path.plus(_after(name), state[name], grad)
         if self.boundary is None:
-            return loss, new | waiting
+            return waiting
         waiting = {**state, **waiting}
-        new |= self.boundary(
+        new = self.boundary(
             state,
             gradients={
                 name: self.path.final(name, waiting.get(f"accumulator/{name}"))
@@ -94,7 +112,7 @@ class StepProgram:
             call=Folds(),
         )
         accumulators = [name for name in state if name.startswith("accumulator/")]
-        return loss, new | {name: self.path.zeros(_after(name)) for name in accumulators}
+        return new | {name: self.path.zeros(_after(name)) for name in accumulators}
 
     def _written(self, state: Named, values: Named) -> Named:
         """The state that the forward wrote, and the masters of written parameters."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from jax.sharding import Mesh
@@ -30,17 +31,24 @@ class Arranged:
     donated: tuple[int, ...]
 
 
-def arranged(roots: Sequence[Value], mesh: Mesh, *, donate: bool = True) -> Arranged:
+def arranged(
+    roots: Sequence[Value],
+    mesh: Mesh,
+    *,
+    donate: bool = True,
+    ended: Mapping[int, int] = MappingProxyType({}),
+) -> Arranged:
     """The graph that computes `roots`.
 
     Args:
         roots: pending values.
         mesh: over which the graph runs.
         donate: whether inputs that no tensor holds any more are donated.
+        ended: id of a value -> how many of its holders let it go when the graph is started.
     """
     graph, leaves = Graph.of(roots)
     shardings = marked_spec(graph, mesh)
-    given = _given_away(graph, leaves, roots, shardings) if donate else {}
+    given = _given_away(graph, leaves, roots, shardings, ended) if donate else {}
     order = in_order(given, len(roots))
     return Arranged(
         graph=graph.ordered(order),
@@ -64,7 +72,11 @@ def in_order(given: Mapping[int, int], count: int) -> list[int]:
 
 
 def _given_away(
-    graph: Graph, leaves: Sequence[Value], roots: Iterable[Value], shardings: Sequence[Any]
+    graph: Graph,
+    leaves: Sequence[Value],
+    roots: Iterable[Value],
+    shardings: Sequence[Any],
+    ended: Mapping[int, int],
 ) -> dict[int, int]:
     """Maps outputs to inputs whose memory they take: of the same form, and no longer held.
 
@@ -74,7 +86,7 @@ def _given_away(
     """
     free: dict[Any, list[int]] = {}
     for place, (slot, leaf) in enumerate(zip(graph.inputs, leaves, strict=True)):
-        if leaf.holders == 0 and not leaf.uploaded:
+        if leaf.holders == ended.get(id(leaf), 0) and not leaf.uploaded:
             form = (slot.shape, slot.dtype, slot.space is Space.HOST, leaf.sharding)
             free.setdefault(form, []).append(place)
     forms = [

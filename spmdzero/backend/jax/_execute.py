@@ -221,25 +221,7 @@ compilations = Compilations()
 _starting = threading.RLock()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Started:
-    """A program that was started.
-
-    Attributes:
-        program: the program.
-        leaves, shardings: its inputs, and where their arrays were.
-        donated: numbers of the inputs that were donated.
-        roots: the values that it has computed, in the order of its outputs.
-    """
-
-    program: Executable
-    leaves: list[Value]
-    shardings: list[Any]
-    donated: tuple[int, ...]
-    roots: list[Value]
-
-
-def start(roots: Sequence[Value], *, donate: bool = True) -> Started | None:
+def start(roots: Sequence[Value], *, donate: bool = True) -> None:
     """Computes values, whose arrays are on the devices from then on.
 
     Args:
@@ -247,34 +229,29 @@ def start(roots: Sequence[Value], *, donate: bool = True) -> Started | None:
         donate: whether inputs that no tensor holds any more are donated. No operation that stays
             pending may need them then.
 
-    Returns:
-        the program of all hosts, None if there was nothing to compute for it.
-
     Raises:
         SpmdZeroRuntimeError: JAX can't lower an operation, or this process is a fork.
     """
     # If two threads read, a value that one has started isn't pending for the other.
     with _starting:
-        return _start(roots, donate=donate)
+        _start(roots, donate=donate)
 
 
-def _start(roots: Sequence[Value], *, donate: bool) -> Started | None:
+def _start(roots: Sequence[Value], *, donate: bool) -> None:
     unique = {id(root): root for root in roots if root.node is not None}
     if not unique:
-        return None
+        return
     forks.require_none()
     alone = apart(unique.values()) if jax.process_count() > 1 else []
     if alone:
         _start_alone(alone)
     wanted = [root for root in unique.values() if root.node is not None]
     if not wanted:
-        return None
+        return
     ready = arranged(wanted, compilations.mesh, donate=donate)
     wanted, leaves = [wanted[place] for place in ready.order], ready.leaves
     put(leaves)
     arrays = [leaf.array for leaf in leaves]
-    # Arrays that are given away have none afterwards.
-    shardings = [array.sharding for array in arrays]
     try:
         program = compilations.executable(
             ready.graph, arrays, donated=ready.donated, shardings=ready.shardings
@@ -289,13 +266,6 @@ def _start(roots: Sequence[Value], *, donate: bool) -> Started | None:
             value.array, value.node = array, None
         for place in ready.donated:
             leaves[place].array = None
-    return Started(
-        program=program,
-        leaves=leaves,
-        shardings=shardings,
-        donated=ready.donated,
-        roots=wanted,
-    )
 
 
 def _start_alone(wanted: Sequence[Value]) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from spmdzero.backend.jax._values import Space
 from spmdzero.backend.jax.ops import default_dtype_is, lowering
+
+
+def spec_in_jax(spec: Sequence[Any]) -> PartitionSpec:
+    """JAX's spec, without the last dims if nothing splits them, as its programs return it.
+
+    Of two equal shardings that are written differently each would have a program of its own.
+    """
+    used = max((dim for dim, axes in enumerate(spec, 1) if axes is not None), default=0)
+    return PartitionSpec(*spec[:used])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +83,7 @@ class MeshOp:
     def sharding(self) -> NamedSharding:
         """JAX's sharding for `spec`."""
         assert self.spec is not None
-        return NamedSharding(self.mesh, PartitionSpec(*self.spec), memory_kind=self.memory)
+        return NamedSharding(self.mesh, spec_in_jax(self.spec), memory_kind=self.memory)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The results as traced JAX arrays."""

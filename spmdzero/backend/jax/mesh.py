@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as JaxSpec
 
 from spmdzero.backend.jax import _host, _own
 from spmdzero.backend.jax._across import JaxAcross
@@ -19,7 +18,7 @@ from spmdzero.backend.jax._dispatch import own_value, value_of
 from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._graph import mark_of
 from spmdzero.backend.jax._memory import rests_on_host
-from spmdzero.backend.jax._operations import MeshOp
+from spmdzero.backend.jax._operations import MeshOp, spec_in_jax
 from spmdzero.backend.jax._slice import devices_by_host, within_sharing
 from spmdzero.backend.jax._tensor import LazyTensor, over
 from spmdzero.backend.jax._uploads import MOST_BYTES, Upload
@@ -84,7 +83,7 @@ class DeviceMesh:
     def sharding(self, spec: PartitionSpec) -> NamedSharding:
         """JAX's sharding for a spec on this mesh."""
         if spec not in self._shardings:
-            self._shardings[spec] = NamedSharding(self.devices, JaxSpec(*spec))
+            self._shardings[spec] = NamedSharding(self.devices, spec_in_jax(spec))
         return self._shardings[spec]
 
     def mark(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:

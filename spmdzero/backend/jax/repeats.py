@@ -1,21 +1,26 @@
 """Starts a step's program again though only its beginning is recorded: see `Repeats`."""
 
 import dataclasses
+import operator
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 
 import jax
 import torch
 
+from spmdzero.backend.jax._apart import apart
+from spmdzero.backend.jax._blame import UnloweredError
 from spmdzero.backend.jax._cells import Kept, pending_values
-from spmdzero.backend.jax._dispatch import own_value, own_values
-from spmdzero.backend.jax._execute import start
+from spmdzero.backend.jax._dispatch import own_values
+from spmdzero.backend.jax._donation import arranged
+from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._generator import generator
 from spmdzero.backend.jax._replay import Replay
 from spmdzero.backend.jax._signature import Signature
 from spmdzero.backend.jax._tensor import over
+from spmdzero.backend.jax._uploads import put
 from spmdzero.backend.jax._values import Value
-from spmdzero.backend.jax.arrays import form_at, form_of
+from spmdzero.backend.jax.arrays import form_of
 from spmdzero.backend.protocols._arrays import Form
 
 
@@ -79,7 +84,7 @@ class Repeat:
             beginning.
         constants: values that are the same at each start.
         roots: for each root of the beginning the number of the output that computes it.
-        reads, writes: see `spmdzero.backend.Repeat`.
+        reads: see `spmdzero.backend.Repeat`.
     """
 
     replay: Replay
@@ -88,7 +93,6 @@ class Repeat:
     constants: tuple[Value, ...]
     roots: tuple[int, ...]
     reads: tuple[int, ...]
-    writes: tuple[int, ...]
 
     def start(
         self,
@@ -125,54 +129,68 @@ class Repeat:
         return any(value.holders - here[id(value)] > own for value, own in donated)
 
 
-def learn(
+def build(
     beginning: Beginning,
     *,
-    before: Kept,
-    after: Sequence[torch.Tensor | None],
+    state: Sequence[torch.Tensor],
+    new: Sequence[torch.Tensor],
+    into: Sequence[int | None],
     numbers: Sequence[torch.Tensor],
     constants: Sequence[torch.Tensor],
 ) -> Repeat | None:
-    """Starts everything that is recorded, and returns what can start it again, if it can."""
-    old = before.values
-    given, roots = beginning.given, beginning.roots
-    fixed = own_values([*numbers, *constants])
-    # They must not keep the program from overwriting the values.
-    before.release()
-    beginning.kept.release()
-    started = start(pending_values())
-    generator.advance()
-    if started is None:
+    """See `spmdzero.backend.Repeats`."""
+    given, roots, old = beginning.given, beginning.roots, own_values(state)
+    made, fixed = own_values(new), own_values([*numbers, *constants])
+    if jax.process_count() > 1 and apart(roots):
+        # A part of the beginning is a program of this host's own.
         return None
-    new = [None if tensor is None else own_value(tensor) for tensor in after]
-    taken = {id(leaf) for leaf in started.leaves}
+    # What a step holds of these values ends when it starts.
+    ended = Counter(map(id, beginning.kept.values))
+    for value, place in zip(made, into, strict=True):
+        if place is not None:
+            value.take_place_of(old[place])
+            ended[id(old[place])] += 1
+    if any(root.holders <= ended[id(root)] for root in roots):
+        # It is overwritten at once, as a weight that the script has just changed: a step that is
+        # recorded doesn't make it.
+        return None
+    # As `pending_values` has them: so a step that is recorded has the same program.
+    wanted = sorted({id(value): value for value in (*roots, *made)}.values(), key=_serial)
+    ready = arranged(wanted, compilations.mesh, ended=ended)
+    outputs, leaves = [wanted[place] for place in ready.order], ready.leaves
     begun = {id(value): place for place, value in enumerate([*given, *roots])}
+    taken = {id(leaf) for leaf in leaves}
     reads = [i for i, value in enumerate(old) if id(value) in taken or id(value) in begun]
-    writes = [i for i, v in enumerate(new) if v is not None and (i >= len(old) or v is not old[i])]
     pool = [*given, *(old[i] for i in reads), *fixed]
     where = {id(value): place for place, value in reversed([*enumerate(pool)])}
-    made = {id(value): number for number, value in enumerate(started.roots)}
-    results = [value for i in writes if (value := new[i]) is not None]
-    if not (
-        all(id(leaf) in where for leaf in started.leaves)
-        # What lives elsewhere, as in a variable of the script, would not be computed the next time.
-        and {id(value) for value in [*roots, *results]} == made.keys()
-    ):
+    if not taken <= where.keys():
         return None
-    overwritten = {id(old[i]) for i in writes if i < len(old)}
+    put(leaves)
+    arrays = [leaf.array for leaf in leaves]
+    try:
+        program = compilations.executable(
+            ready.graph, arrays, donated=ready.donated, shardings=ready.shardings
+        )
+    except UnloweredError:
+        # The step is recorded, and raises where values are asked for.
+        return None
+    number_of = {id(value): number for number, value in enumerate(outputs)}
+    overwritten = {id(old[place]) for place in into if place is not None}
     replay = Replay(
-        program=started.program,
-        inputs=tuple([where[id(leaf)] for leaf in started.leaves]),
-        donated=tuple([(n, id(started.leaves[n]) in overwritten) for n in started.donated]),
-        places=tuple([made[id(value)] for value in results]),
-        shapes=tuple([(value.shape, value.dtype) for value in results]),
+        program=program,
+        inputs=tuple([where[id(leaf)] for leaf in leaves]),
+        donated=tuple([(n, id(leaves[n]) in overwritten) for n in ready.donated]),
+        places=tuple([number_of[id(value)] for value in made]),
+        shapes=tuple([(value.shape, value.dtype) for value in made]),
     )
     return Repeat(
         replay=replay,
-        forms=tuple(map(form_at, started.leaves, started.shardings)),
+        forms=tuple(map(form_of, leaves)),
         same=tuple([(n, begun[id(old[i])]) for n, i in enumerate(reads) if id(old[i]) in begun]),
         constants=tuple(fixed[len(numbers) :]),
-        roots=tuple([made[id(root)] for root in roots]),
+        roots=tuple([number_of[id(root)] for root in roots]),
         reads=tuple(reads),
-        writes=tuple(writes),
     )
+
+
+_serial = operator.attrgetter("serial")

@@ -28,10 +28,6 @@ class Repeat(Protocol):
     def reads(self) -> tuple[int, ...]:
         """Indices of the state's tensors that the program reads."""
 
-    @property
-    def writes(self) -> tuple[int, ...]:
-        """Indices of the state's tensors that it changes."""
-
     def start(
         self,
         beginning: Any,
@@ -45,15 +41,15 @@ class Repeat(Protocol):
         Args:
             beginning: what is recorded now; the values kept for it are given up.
             state: the tensors of `reads`.
-            numbers: as for `learn`.
-            into: for each of `writes` the tensor that takes it, or None for a new one.
+            numbers: as for `build`.
+            into: for each of its `new` the tensor that takes it, or None for a new one.
 
-        Returns the tensors of `writes`; None if the program doesn't fit, and nothing has happened.
+        Returns the tensors of `new`; None if the program doesn't fit, and nothing has happened.
         """
 
 
 class Repeats(Protocol):
-    """Learns what a step does after its beginning, and does it again."""
+    """Compiles what a step does after its beginning, and does it again."""
 
     def keep(
         self, tensors: Sequence[torch.Tensor], *, first: Callable[[], None] | None = None
@@ -71,20 +67,23 @@ class Repeats(Protocol):
     def beginning(self, kept: Any) -> Beginning:
         """Returns what is recorded now, after which operations on the `kept` values follow."""
 
-    def learn(
+    def build(
         self,
         beginning: Any,
         *,
-        before: Any,
-        after: Sequence[torch.Tensor | None],
+        state: Sequence[torch.Tensor],
+        new: Sequence[torch.Tensor],
+        into: Sequence[int | None],
         numbers: Sequence[torch.Tensor],
         constants: Sequence[torch.Tensor],
     ) -> Repeat | None:
-        """Starts everything that is recorded, and returns what can start it again, if it can.
+        """Compiles a beginning and the rest of its step; None if its inputs can't be told apart.
 
         Args:
-            beginning: what was recorded before the rest was.
-            before, after: the state before and after the rest was recorded.
+            beginning: what is recorded now.
+            state: the tensors of the state.
+            new: pending tensors, computed by the rest of the step, which nobody writes.
+            into: for each of `new` the index in `state` of the tensor that takes it, or None.
             numbers: the host's uploads for the rest, others at each step.
             constants: tensors that the rest reads, the same at each step.
         """
