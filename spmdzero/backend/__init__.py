@@ -15,7 +15,7 @@ from spmdzero.backend._current import (
     runtime,
 )
 from spmdzero.backend._interrupts import held, let_in
-from spmdzero.backend._keys import draw_keys
+from spmdzero.backend._keys import draw_keys, key_of
 from spmdzero.backend._named_states import follow as follow_named_states
 from spmdzero.backend._old_norms import old_norm_error, old_norms
 from spmdzero.backend._packing import packing
@@ -136,6 +136,7 @@ __all__ = [
     "is_dtensor",
     "is_transforming",
     "keep_same",
+    "key_of",
     "let_in",
     "local_replicas",
     "map_tensors",

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from spmdzero.backend.pure import package_of
 from spmdzero.engine._parameter import trained_parameter
 from spmdzero.engine._schedule import note_step
 from spmdzero.errors import SpmdZeroUsageError
@@ -82,12 +83,8 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
         optimizer._optimizer_step_pre_hooks,
         optimizer._optimizer_step_post_hooks,
     )
-    return any(not _is_own(hook) for registry in registries for hook in registry.values())
-
-
-def _is_own(hook: Any) -> bool:
-    home = getattr(hook, "__module__", None) or type(hook).__module__
-    return home.split(".")[0] == "spmdzero"
+    hooks = (hook for registry in registries for hook in registry.values())
+    return any(package_of(hook) != "spmdzero" for hook in hooks)
 
 
 def _refuse_groups(client: torch.optim.Optimizer) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import arrays, current, draw_keys
+from spmdzero.backend import arrays, current, draw_keys, key_of
 from spmdzero.backend.pure import ModuleWatch
 from spmdzero.engine._folded_call import FoldedCall, Trained
 from spmdzero.engine._folded_forward import FoldedPass, Forward, ForwardContext, PassTracer
@@ -216,7 +216,7 @@ class FoldedCalls:
         )
 
     def _new_key(self, value: int) -> torch.Tensor:
-        return self._training.mesh.place(torch.tensor(value, dtype=torch.int32))
+        return self._training.mesh.place(key_of(value))
 
     def _refusal(self) -> str | None:
         refusal = self._kinds.refusal(_CALL)

@@ -182,7 +182,7 @@ class PassTracer(ModuleTracer):
         *,
         around: ForwardContext,
         new: KeySource,
-    ) -> "Forward":
+    ) -> Forward:
         """Traces the forward once more for its backward, which hands the gradients to `sink`.
 
         The program has the forward's operations twice, and the compiler keeps one of each.
@@ -256,9 +256,7 @@ class PassTracer(ModuleTracer):
             watch = ModuleWatch(around.module, {})
             return attempt(fold_it, watch=watch, who="the backward")
 
-    def backward(
-        self, forward: "Forward", grads: Mapping[int, torch.Tensor], *, folds: bool
-    ) -> None:
+    def backward(self, forward: Forward, grads: Mapping[int, torch.Tensor], *, folds: bool) -> None:
         """Runs the backward pass of the forward that `again` returned.
 
         Args:

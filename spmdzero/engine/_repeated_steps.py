@@ -156,9 +156,7 @@ class RepeatedSteps:
             arriving = backward.function(repeats.tensors(backward.kept))
             program, gradients = step_program(training, last=boundary), dict[str, torch.Tensor]()
             for name, grad in zip(backward.names, arriving, strict=True):
-                # A weight that is used beside a loop too has a gradient of each.
-                known = gradients.get(name)
-                gradients[name] = grad if known is None else program.path.plus(name, known, grad)
+                program.path.add(gradients, name, grad)
             new = program.ending(named, gradients, numbers, finite=named["finite"])
             where = [places.get(name) or state.place(name) for name in new]
             values = [training.mesh.mark(new[p.name], p.spec) for p in where]

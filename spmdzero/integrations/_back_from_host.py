@@ -38,7 +38,9 @@ class BackFromHost:
     @torch.no_grad()
     def __call__(self) -> None:
         """Moves what `module.to` has moved; a tensor of another dtype or shape stays."""
-        moved = [place for place in self._parameters if _is_moved(*place)]
+        # At each call it looks at hundreds of places, of which nearly always none is another.
+        others = [place for place in self._parameters if place[0].get(place[1]) is not place[2]]
+        moved = [place for place in others if _is_moved(*place)]
         if not moved:
             # A forward may assign a buffer.
             self._buffers = [(where, key, where.get(key)) for where, key, _ in self._buffers]

@@ -27,7 +27,7 @@ def with_pictures(module: nn.Module, kwargs: Mapping[str, Any], *, replicas: int
     owner = _owner_of_positions(module, kwargs)
     if owner is None:
         return dict(kwargs)
-    given = _given(with_positions(module, kwargs))
+    given = _given(_positioned(owner, kwargs))
     packed = _packed(given)
     shared = _are_alike(owner, given, replicas)
     if not shared and replicas > 1 and is_new(("pictures", "unshared")):
@@ -51,8 +51,13 @@ def with_positions(module: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, An
     It reads each row's kinds of tokens by Python, which can't differ between replicas, and takes
     long where each read is one of the devices.
     """
-    owner, given = _owner_of_positions(module, kwargs), _given(kwargs)
-    if owner is None or "position_ids" in given:
+    owner = _owner_of_positions(module, kwargs)
+    return dict(kwargs) if owner is None else _positioned(owner, kwargs)
+
+
+def _positioned(owner: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    given = _given(kwargs)
+    if "position_ids" in given:
         return dict(kwargs)
     takes = inspect.signature(owner.get_rope_index).parameters
     positions, _ = owner.get_rope_index(**{n: v for n, v in given.items() if n in takes})

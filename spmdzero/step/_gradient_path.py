@@ -102,6 +102,13 @@ class GradientPath:
         """The sum of two gradients in the waiting form."""
         return self.mesh.mark((waiting + more).to(waiting.dtype), self.waiting(name).spec)
 
+    def add(self, sums: dict[str, torch.Tensor], name: str, grad: torch.Tensor) -> None:
+        """Adds a gradient in its waiting form to those in `sums`, by the parameter's name.
+
+        A weight may have several, as one that is used in a loop and beside it.
+        """
+        sums[name] = self.plus(name, sums[name], grad) if name in sums else grad
+
     def accumulates(self, name: str) -> bool:
         """Whether the plan has an accumulator for this parameter."""
         return self.plan[name].placement(Role.ACCUMULATOR) is not None

@@ -55,7 +55,6 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
             time.
         hold: holds a schedule back for skipped steps, None without a schedule.
         folds: calls the norm and the updates, folded or not.
-        numbers: the host's numbers of the latest `step`, on the devices.
     """
 
     _planned = False
@@ -91,7 +90,6 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
         held.upload("counter/skipped", torch.zeros((), dtype=torch.int32))
         self.scaler = scaler
         self.folds = Folds()
-        self.numbers: list[torch.Tensor] = []
         self.reset_at: dict[str, int] = {}
         self._masters: dict[torch.Tensor, torch.Tensor] = {}
         # The ids in a form stay valid, as `held` keeps the parameters alive.
@@ -264,11 +262,10 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
         self.renew()
         self._gradients.reduce_deferred()
         own, boundary = self.tensors(), self.boundary()
-        self.numbers = self._held.mesh.place_all(self.host_numbers())
         new = boundary(
             own,
             gradients={name: self._gradients.take(name) for name in boundary.names},
-            numbers=self.numbers,
+            numbers=self._held.mesh.place_all(self.host_numbers()),
             finite=self._finite(),
             call=self.folds,
         )

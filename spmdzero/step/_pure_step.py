@@ -137,8 +137,7 @@ class StepProgram:
 
         def sink(name: str, grad: torch.Tensor, *, waits: bool = False) -> None:
             if self.path.is_trained(name):
-                grad = grad if waits else arriving(name, grad)
-                found[name] = self.path.plus(name, found[name], grad) if name in found else grad
+                self.path.add(found, name, grad if waits else arriving(name, grad))
 
         # The backward runs in this thread: autograd's threads would free values after the program
         # was cut.

@@ -56,39 +56,45 @@ def test_every_path_of_deepspeed_is_spmdzeros() -> None:
     """))  # fmt: skip
 
 
+def printed(script: str, folder: Path, module: str, content: str) -> str:
+    """What a script prints after `install()`, that finds a module of diffusers with this content.
+
+    diffusers isn't among the tests' packages.
+    """
+    path = folder.joinpath("diffusers", *module.split(".")).with_suffix(".py")
+    path.parent.mkdir(parents=True)
+    for package in {folder / "diffusers", path.parent}:
+        (package / "__init__.py").write_text("")
+    path.write_text(content)
+    begun = (
+        "import sys, spmdzero.integrations; spmdzero.integrations.install()\n"
+        f"sys.path.insert(0, {str(folder)!r})\n"
+    )
+    return run_python("-c", begun + script).strip()
+
+
 def test_diffusers_leaves_an_installed_torch_xla_alone(tmp_path: Path) -> None:
-    # It isn't among the tests' packages: this is how it looks for torch_xla.
-    utilities = tmp_path / "diffusers" / "utils" / "import_utils.py"
-    utilities.parent.mkdir(parents=True)
-    for folder in ("diffusers", "diffusers/utils"):
-        (tmp_path / folder / "__init__.py").write_text("")
-    utilities.write_text(
+    # This is how it looks for torch_xla.
+    content = (
         "import importlib.util\n"
         "_torch_xla_available = importlib.util.find_spec('torch_xla') is not None\n"
         "def is_torch_xla_available():\n    return _torch_xla_available\n"
     )
     script = (
-        "import sys, spmdzero.integrations; spmdzero.integrations.install()\n"
-        f"sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from diffusers.utils.import_utils import is_torch_xla_available as found\n"
-        "print(found())"
+        "from diffusers.utils.import_utils import is_torch_xla_available as found\nprint(found())"
     )
-    assert run_python("-c", script).split() == ["False"]
+    assert printed(script, tmp_path, "utils.import_utils", content) == "False"
 
 
 def test_diffusers_moving_averages_find_deepspeed(tmp_path: Path) -> None:
     # As its EMAModel at stage 3, whose name is imported where a stage is known before: nowhere.
-    utilities = tmp_path / "diffusers" / "training_utils.py"
-    utilities.parent.mkdir()
-    (utilities.parent / "__init__.py").write_text("")
-    utilities.write_text("def gathered(p):\n    return deepspeed.zero.GatheredParameters(p)\n")
+    content = "def gathered(p):\n    return deepspeed.zero.GatheredParameters(p)\n"
     script = (
-        "import sys, torch, spmdzero.integrations; spmdzero.integrations.install()\n"
-        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import torch\n"
         "from diffusers.training_utils import gathered\n"
         "with gathered([torch.nn.Parameter(torch.ones(2))]):\n    print('gathered')"
     )
-    assert run_python("-c", script).split() == ["gathered"]
+    assert printed(script, tmp_path, "training_utils", content) == "gathered"
 
 
 def refusal(script: str, **variables: str) -> str:

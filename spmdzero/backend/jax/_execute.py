@@ -20,7 +20,7 @@ from spmdzero.backend.jax import _own
 from spmdzero.backend.jax._apart import apart, as_held, as_known, mesh_of_host
 from spmdzero.backend.jax._blame import UnloweredError, blamed
 from spmdzero.backend.jax._disk_cache import KeptPrograms, Ready
-from spmdzero.backend.jax._donation import arranged
+from spmdzero.backend.jax._donation import Arranged, arranged
 from spmdzero.backend.jax._forked import forks
 from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._graph_function import function_of, marked_spec
@@ -218,6 +218,22 @@ class Compilations:
 
 
 compilations = Compilations()
+
+
+def compiled(ready: Arranged) -> tuple[Executable, list[Any]]:
+    """The program of an arranged graph, and the arrays of its inputs, which are sent if they wait.
+
+    Raises:
+        SpmdZeroRuntimeError: JAX can't lower an operation.
+    """
+    put(ready.leaves)
+    arrays = [leaf.array for leaf in ready.leaves]
+    program = compilations.executable(
+        ready.graph, arrays, donated=ready.donated, shardings=ready.shardings
+    )
+    return program, arrays
+
+
 _starting = threading.RLock()
 
 
@@ -249,13 +265,9 @@ def _start(roots: Sequence[Value], *, donate: bool) -> None:
     if not wanted:
         return
     ready = arranged(wanted, compilations.mesh, donate=donate)
-    wanted, leaves = [wanted[place] for place in ready.order], ready.leaves
-    put(leaves)
-    arrays = [leaf.array for leaf in leaves]
+    wanted = [wanted[place] for place in ready.order]
     try:
-        program = compilations.executable(
-            ready.graph, arrays, donated=ready.donated, shardings=ready.shardings
-        )
+        program, arrays = compiled(ready)
     except UnloweredError as error:
         # Asking for these values again raises again; the other values are computed the next time.
         for place in error.outputs:
@@ -265,7 +277,7 @@ def _start(roots: Sequence[Value], *, donate: bool) -> None:
         for value, array in zip(wanted, program.run(arrays), strict=True):
             value.array, value.node = array, None
         for place in ready.donated:
-            leaves[place].array = None
+            ready.leaves[place].array = None
 
 
 def _start_alone(wanted: Sequence[Value]) -> None:

@@ -127,16 +127,13 @@ def forms_of(tensors: Sequence[torch.Tensor]) -> list[Form]:
 
 def form_of(value: Value) -> Form:
     """Shape, dtype and sharding of a global value."""
-    form = form_at(value, sharding_in_jax(value))
+    sharding = sharding_in_jax(value)
+    on_host = value.space is not Space.REPLICA and rests_on_host(sharding)
+    written = _written(value, sharding) + " in the host's memory" * on_host
+    form = value.shape, value.dtype, written
     if value.node is None:
         value.form = form
     return form
-
-
-def form_at(value: Value, sharding: Any) -> Form:
-    """`form_of` a value whose array has, or had, this sharding of JAX's."""
-    on_host = value.space is not Space.REPLICA and rests_on_host(sharding)
-    return value.shape, value.dtype, _written(value, sharding) + " in the host's memory" * on_host
 
 
 def are_on_host(tensors: Sequence[torch.Tensor]) -> list[bool]:

@@ -13,12 +13,11 @@ from spmdzero.backend.jax._blame import UnloweredError
 from spmdzero.backend.jax._cells import Kept, pending_values
 from spmdzero.backend.jax._dispatch import own_values
 from spmdzero.backend.jax._donation import arranged
-from spmdzero.backend.jax._execute import compilations
+from spmdzero.backend.jax._execute import compilations, compiled
 from spmdzero.backend.jax._generator import generator
 from spmdzero.backend.jax._replay import Replay
 from spmdzero.backend.jax._signature import Signature
 from spmdzero.backend.jax._tensor import over
-from spmdzero.backend.jax._uploads import put
 from spmdzero.backend.jax._values import Value
 from spmdzero.backend.jax.arrays import form_of
 from spmdzero.backend.protocols._arrays import Form
@@ -165,12 +164,8 @@ def build(
     where = {id(value): place for place, value in reversed([*enumerate(pool)])}
     if not taken <= where.keys():
         return None
-    put(leaves)
-    arrays = [leaf.array for leaf in leaves]
     try:
-        program = compilations.executable(
-            ready.graph, arrays, donated=ready.donated, shardings=ready.shardings
-        )
+        program, _ = compiled(ready)
     except UnloweredError:
         # The step is recorded, and raises where values are asked for.
         return None

@@ -6,7 +6,7 @@ its module. What it changed is put back.
 
 from spmdzero.backend.pure._generators import GeneratorWatch
 from spmdzero.backend.pure._impure import ImpureError
-from spmdzero.backend.pure._module_watch import HOOKS, ModuleWatch, device_attributes
+from spmdzero.backend.pure._module_watch import HOOKS, ModuleWatch, device_attributes, package_of
 from spmdzero.backend.pure._traces import attempt, fold_python, same_constants
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "attempt",
     "device_attributes",
     "fold_python",
+    "package_of",
     "same_constants",
 ]

@@ -168,6 +168,12 @@ class _Watched:
         return None
 
 
+def package_of(hook: Any) -> str:
+    """The package in which a function, or the class of another callable, is written."""
+    home = getattr(hook, "__module__", None) or type(hook).__module__
+    return home.split(".")[0]
+
+
 def _asks_for_gradients(hook: Any) -> bool:
     """Whether all that a hook can do is call `requires_grad_` of what it is given.
 
@@ -270,8 +276,8 @@ class ModuleWatch:
 
     def _find_hook(self, kind: str, name: str, hooks: Iterable[Any]) -> None:
         for hook in hooks:
-            home = getattr(hook, "__module__", None) or type(hook).__module__
-            if home.split(".")[0] not in ("torch", "spmdzero") and not _asks_for_gradients(hook):
+            own = package_of(hook) in ("torch", "spmdzero")
+            if not own and not _asks_for_gradients(hook):
                 called = getattr(hook, "__qualname__", type(hook).__name__)
                 self.hook = self.hook or f"{called}, a {kind} of {name}"
 

@@ -16,6 +16,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from spmdzero._logging import log_once
 from spmdzero.backend._current import arrays, current, runtime
 from spmdzero.backend._interrupts import let_in
+from spmdzero.backend._keys import key_of
 from spmdzero.backend.forms._indices import INDICES, IndexSites, RegionIndices, first_flag
 from spmdzero.backend.forms._own_rows import local_replicas
 from spmdzero.backend.protocols._mesh import REPLICATED, Mesh, PartitionSpec
@@ -385,7 +386,7 @@ class ReplicaRegion:
         return _manual.read_stacked(tensor, self._mesh)
 
     def _make_key(self, value: int) -> torch.Tensor:
-        return self._mesh.place(torch.tensor(value, dtype=torch.int64).to(torch.int32))
+        return self._mesh.place(key_of(value))
 
     def _upload(self, host: torch.Tensor) -> torch.Tensor:
         return self._enter_whole(self._mesh.place(host.detach().contiguous()))
