@@ -1,6 +1,7 @@
 """Kernels with windows, soft caps and sinks, interpreted on the CPU, beside the same in torch."""
 
 import functools
+import inspect
 from typing import Any
 
 import pytest
@@ -128,11 +129,19 @@ def test_a_window_a_cap_and_sinks_are_differentiable_twice(mesh: Mesh) -> None:
             torch.testing.assert_close(mine, theirs, rtol=0, atol=bound)
 
 
+def _without_cache() -> dict[str, Any]:
+    """The argument that older transformers want, by the name that newer ones refuse."""
+    from transformers.masking_utils import create_causal_mask
+
+    names = inspect.signature(create_causal_mask).parameters
+    return {"cache" if "cache" in names else "past_key_values": None}
+
+
 def test_masks_of_transformers_are_known_by_what_they_say() -> None:
     from transformers import MistralConfig, masking_utils
 
     config = MistralConfig(sliding_window=4, attn_implementation="sdpa", attention_chunk_size=4)
-    given = {"config": config, "inputs_embeds": torch.zeros(2, 8, 4), "past_key_values": None}
+    given = {"config": config, "inputs_embeds": torch.zeros(2, 8, 4), **_without_cache()}
     padding = torch.tensor([[1] * 8, [1] * 5 + [0] * 3])
     masks = Masks()
 
@@ -175,7 +184,7 @@ def test_a_mask_that_was_written_since_says_nothing() -> None:
     with masks.noted():
         mask = masking_utils.create_sliding_window_causal_mask(
             config=MistralConfig(sliding_window=4, attn_implementation="eager"),
-            inputs_embeds=torch.zeros(1, 8, 4), attention_mask=None, past_key_values=None,
+            inputs_embeds=torch.zeros(1, 8, 4), attention_mask=None, **_without_cache(),
         )  # fmt: skip
     assert masks.what_is_seen(mask) == Seen(causal=True, window=4, keys=None)
     mask[:, :, 3] = 0
