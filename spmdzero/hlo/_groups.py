@@ -13,10 +13,17 @@ from spmdzero.hlo._module import Instruction, Module
 _LISTED = re.compile(r"\breplica_groups=\{(\{[\d,{}\s]*\})\}")
 # An array of all devices in order, reshaped, transposed, and cut into groups.
 _COUNTED = re.compile(r"\breplica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-# A mesh, and the mesh axes that a group spans: newer compilers write the groups that they make
-# themselves in this form.
-_AXES = re.compile(r"\breplica_groups=mesh\[([^\]]*)\] \{('[^':{}]*'(?:,'[^':{}]*')*)\}")
+# A mesh, its devices where they aren't in order, and the mesh axes that a group spans: newer
+# compilers write the groups that they make themselves in this form (xla/hlo/ir/mesh_and_axis.cc).
+_SPANNED = r"'[^':{}]*'(?::\(\d+\)\d+)?"
+_IDS = r"(?:\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))"
+_AXES = re.compile(
+    rf"\breplica_groups=mesh\[([^\]]*)\](?:, device_ids=\({_IDS}\))? "
+    rf"\{{({_SPANNED}(?:,{_SPANNED})*)\}}"
+)
 _AXIS = re.compile(r"'([^']*)'=(\d+)")
+# An axis, or what is left of it between `pre` devices outside and the rest inside.
+_PART = re.compile(r"'([^']*)'(?::\((\d+)\)(\d+))?")
 _NONE = "replica_groups={}"
 _PAIRS = re.compile(r"\bsource_target_pairs=\{(.*?)\}\}")
 _PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
@@ -53,8 +60,7 @@ def groups_in(text: str) -> Groups:
     if (start := text.find("replica_groups=")) >= 0 and not text.startswith(_NONE, start):
         raise SpmdZeroUsageError(
             f"the HLO has a collective whose groups can't be read: {text[start : start + 80]!r}. "
-            "Known are lists of devices, [groups,size]<=[devices], and whole axes of a mesh whose "
-            "devices are in order"
+            "Known are lists of devices, [groups,size]<=[devices], and the axes of a mesh"
         )
     return ()
 
@@ -128,18 +134,40 @@ def _listed(text: str) -> Groups:
 
 @functools.lru_cache(maxsize=256)
 def _counted(count: str, size: str, dims: str, order: str | None) -> Groups:
-    shape = [int(dim) for dim in dims.split(",")]
+    return tuple(map(tuple, _in_order(dims, order).reshape(int(count), int(size)).tolist()))
+
+
+def _in_order(dims: str, order: str | None) -> np.ndarray:
+    """All devices, reshaped to `dims`, and transposed by `order`."""
+    shape = _numbers(dims)
     devices = np.arange(math.prod(shape)).reshape(shape)
-    if order is not None:
-        devices = devices.transpose([int(dim) for dim in order.split(",")])
-    return tuple(map(tuple, devices.reshape(int(count), int(size)).tolist()))
+    return devices if order is None else devices.transpose(_numbers(order))
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
 
 
 @functools.lru_cache(maxsize=256)
-def _of_axes(mesh: str, axes: str) -> Groups:
+def _of_axes(
+    mesh: str, dims: str | None, order: str | None, listed: str | None, axes: str
+) -> Groups:
     sizes = {name: int(size) for name, size in _AXIS.findall(mesh)}
-    chosen = [list(sizes).index(name) for name in re.findall(r"'([^']*)'", axes)]
-    others = [place for place in range(len(sizes)) if place not in chosen]
-    devices = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
-    size = math.prod(devices.shape[place] for place in chosen)
-    return tuple(map(tuple, devices.transpose([*others, *chosen]).reshape(-1, size).tolist()))
+    # Each axis is cut into what is outside of the group's part of it, that part, and the inside.
+    parts = {name: (1, 1, size) for name, size in sizes.items()}
+    spanned: list[tuple[str, int]] = []
+    for name, pre, size in _PART.findall(axes):
+        outside, part = (int(pre), int(size)) if size else (1, sizes[name])
+        if any(name == other for other, _ in spanned):
+            raise SpmdZeroUsageError(f"the HLO has groups that span two parts of an axis: {axes}")
+        parts[name] = (outside, part, sizes[name] // (outside * part))
+        spanned.append((name, part))
+    if listed is not None:
+        devices = np.array(_numbers(listed))
+    else:
+        devices = np.arange(math.prod(sizes.values())) if dims is None else _in_order(dims, order)
+    cut = devices.reshape([size for part in parts.values() for size in part])
+    chosen = [3 * list(parts).index(name) + 1 for name, _ in spanned]
+    others = [place for place in range(cut.ndim) if place not in chosen]
+    size = math.prod(part for _, part in spanned)
+    return tuple(map(tuple, cut.transpose([*others, *chosen]).reshape(-1, size).tolist()))

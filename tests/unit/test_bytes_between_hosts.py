@@ -43,6 +43,14 @@ PAYLOAD = 64
         ("replica_groups=[4,2]<=[2,4]T(1,0)", 2, 4, 2),
         ("replica_groups=mesh['data'=2,'fsdp'=4] {'data'}", 2, 4, 2),
         ("replica_groups=[4,2]<=[4,2]", 2, 0, 0),
+        # The devices of a mesh in another order, counted and listed, and parts of an axis.
+        ("replica_groups=mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}", 4, 2, 2),
+        ("replica_groups=mesh['a'=2,'b'=4], device_ids=([8]) {'b'}", 4, 0, 1),
+        ("replica_groups=mesh['a'=2,'b'=4], device_ids=(0,2,4,6,1,3,5,7) {'b'}", 4, 2, 2),
+        ("replica_groups=mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a'}", 2, 0, 0),
+        ("replica_groups=mesh['a'=8] {'a':(1)2}", 2, 4, 2),
+        ("replica_groups=mesh['a'=8] {'a':(2)2}", 2, 0, 2),
+        ("replica_groups=mesh['a'=8] {'a':(4)2}", 2, 0, 0),
     ],
 )
 def test_each_ring_leaves_a_host_once(groups: str, size: int, of_two: int, of_four: int) -> None:
@@ -57,8 +65,8 @@ def test_each_ring_leaves_a_host_once(groups: str, size: int, of_two: int, of_fo
 @pytest.mark.parametrize(
     "groups",
     [
-        "replica_groups=mesh['x'=2,'y'=4], device_ids=(0,2,1,3,4,5,6,7) {'y'}",
-        "replica_groups=mesh['x'=8] {'x':(2)2}",
+        "replica_groups=mesh['x'=2,'y'=4], device_ids=(another) {'y'}",
+        "replica_groups=mesh['x'=8] {'x':another}",
         "replica_groups=another",
     ],
 )
