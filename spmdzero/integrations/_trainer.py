@@ -4,11 +4,14 @@ Only this file knows private names of these packages. If a release has renamed o
 read at each step again, and nothing else changes.
 """
 
+import contextlib
 import functools
 import logging
 import os
 import sys
 import weakref
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -74,6 +77,7 @@ class TrainerReads:
 
 _LOSS = "_tr_loss"
 _HAS_BF16 = "is_torch_bf16_gpu_available"
+_only_reads = ContextVar("_only_reads", default=False)
 _FULL_EVALUATION = {"bf16_full_eval": torch.bfloat16, "fp16_full_eval": torch.float16}
 # A trainer's attribute with the user's choice to filter non-finite losses, while the trainer's
 # arguments say False.
@@ -142,7 +146,7 @@ def _allow_bf16(module: Any) -> None:
     def check(original: Any, self: Any) -> None:
         asked = self.deepspeed or os.environ.get(ASKED, "").lower() == "true"
         own = getattr(module, _HAS_BF16, None)
-        if not asked or own is None:
+        if not (asked or _only_reads.get()) or own is None:
             # Training without an engine uses the hardware that transformers checks.
             original(self)
             return
@@ -152,6 +156,19 @@ def _allow_bf16(module: Any) -> None:
             original(self)
         finally:
             setattr(module, _HAS_BF16, own)
+
+
+@contextlib.contextmanager
+def arguments_only_read() -> Iterator[None]:
+    """Context in which arguments are made for a look at them: a process that trains makes others.
+
+    Whether it asks for DeepSpeed isn't known yet.
+    """
+    before = _only_reads.set(True)
+    try:
+        yield
+    finally:
+        _only_reads.reset(before)
 
 
 def _engine_of(accelerator: Any) -> ClientEngine | None:

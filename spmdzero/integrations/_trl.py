@@ -14,6 +14,7 @@ from spmdzero._logging import log_once
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._client_engine import ClientEngine
 from spmdzero.integrations._replaced import in_place_of
+from spmdzero.integrations._trainer import arguments_only_read
 
 _IGNORED = -100
 _MASK, _POSITIONS = "attention_mask", "position_ids"
@@ -27,8 +28,20 @@ _OTHERWISE = "Train by `trl sft` on texts that the teacher has written, or leave
 def follow_imports() -> None:
     """Adapts TRL's modules when they are imported."""
     after_import("trl.models.utils", _adapt_models)
+    after_import("trl.scripts.utils", _read_before_launch)
     after_import("trl.trainer.sft_trainer", _share_packed_rows)
     after_import("trl.trainer.distillation_trainer", _refuse_distillation)
+
+
+def _read_before_launch(module: Any) -> None:
+    @in_place_of(module.TrlParser, "parse_args_and_config")
+    def parse(original: Callable[..., Any], self: Any, *args: Any, **named: Any) -> Any:
+        # `trl sft` reads its arguments once to find those of accelerate, which then starts the
+        # script with DeepSpeed's switch set.
+        if named.get("separate_remaining_strings"):
+            with arguments_only_read():
+                return original(self, *args, **named)
+        return original(self, *args, **named)
 
 
 def _adapt_models(models: Any) -> None:
