@@ -83,31 +83,68 @@ def forms(monkeypatch: pytest.MonkeyPatch) -> list[Form]:
 def test_models_train_by_kernels_as_by_their_own_attention(
     mesh: Mesh, forms: list[Form], family: str, padded: bool
 ) -> None:
-    model, drawn = tiny(family), torch.Generator().manual_seed(0)
+    model, batch = tiny(family), texts(padded=padded)
     plain = copy.deepcopy(model)
+    engine, loss = trained(model, batch)
+    assert [call.plain_because for call in engine.attention] == [None, None]
+    assert [(form.window, form.soft_cap, form.sinks) for form in forms[:2]] == KERNELS[family]
+    assert all(form.causal for form in forms)
+    assert all(form.mask_shape == ((1, 1, 1, 256) if padded else ()) for form in forms)
+    assert_as_by_itself(plain, batch, model, loss)
+
+
+@pytest.mark.parametrize("way", ["torch", "reentrant", "config"])
+def test_what_is_computed_again_reads_its_mask_as_the_first_run_did(
+    mesh: Mesh, forms: list[Form], way: str
+) -> None:
+    model, batch, spmd = tiny("Mistral"), texts(padded=True), {}
+    plain = copy.deepcopy(model)
+    if way == "config":
+        spmd["recompute"] = "everything"
+    else:
+        # Newer releases have another name for it.
+        enable = getattr(model, "activation_checkpointing_enable", None)
+        (enable or model.gradient_checkpointing_enable)({"use_reentrant": way == "reentrant"})
+    engine, loss = trained(model, batch, **spmd)
+    assert [call.plain_because for call in engine.attention] == [None, None]
+    assert len(forms) >= 4, "each of two blocks runs twice"
+    assert {form.mask_shape for form in forms} == {(1, 1, 1, 256)}
+    assert_as_by_itself(plain, batch, model, loss)
+
+
+def texts(*, padded: bool) -> dict[str, torch.Tensor]:
+    drawn = torch.Generator().manual_seed(0)
     ids = torch.randint(1, 64, (ROWS, LENGTH), generator=drawn)
-    batch = {"input_ids": ids, "labels": ids}
-    if padded:
-        lengths = torch.randint(LENGTH // 2, LENGTH, (ROWS, 1), generator=drawn)
-        mask = torch.arange(LENGTH) < lengths
-        batch |= {"attention_mask": mask.long(), "labels": ids.masked_fill(~mask, -100)}
+    if not padded:
+        return {"input_ids": ids, "labels": ids}
+    mask = torch.arange(LENGTH) < torch.randint(LENGTH // 2, LENGTH, (ROWS, 1), generator=drawn)
+    labels = ids.masked_fill(~mask, -100)
+    return {"input_ids": ids, "labels": labels, "attention_mask": mask.long()}
+
+
+def trained(
+    model: Any, batch: dict[str, torch.Tensor], **spmd: Any
+) -> tuple[spmdzero.Engine, torch.Tensor]:
+    """The engine and the loss of one step at a rate of 0.1."""
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_clipping": 0.0,
         "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
         "zero_optimization": {"stage": 0},
         "zero_allow_untested_optimizer": True,
-        "spmd": {"attention": "kernel"},
+        "spmd": {"attention": "kernel", **spmd},
     }
     engine, *_ = spmdzero.initialize(model=model, config=config)
     loss = engine(**batch).loss
     engine.backward(loss)
     engine.step()
-    assert [call.plain_because for call in engine.attention] == [None, None]
-    assert [(form.window, form.soft_cap, form.sinks) for form in forms[:2]] == KERNELS[family]
-    assert all(form.causal for form in forms)
-    assert all(form.mask_shape == ((1, 1, 1, 256) if padded else ()) for form in forms)
+    return engine, loss
 
+
+def assert_as_by_itself(
+    plain: Any, batch: dict[str, torch.Tensor], model: Any, loss: torch.Tensor
+) -> None:
+    """Checks the loss and the step of `model` beside `plain`, the model before it, by rows."""
     rows = [{name: tensor[i : i + 1] for name, tensor in batch.items()} for i in range(ROWS)]
     right = torch.stack([plain(**row).loss for row in rows]).mean()
     right.backward()

@@ -10,7 +10,7 @@ import torch
 from spmdzero.backend import Mesh
 from spmdzero.backend.attention import AttentionKernels
 from spmdzero.backend.attention._call import Call, Seen
-from spmdzero.backend.attention._transformers import Masks
+from spmdzero.backend.attention._transformers import masks_noted, what_is_seen
 from spmdzero.backend.jax._attention import KERNELS
 from tests.unit.region_harness import Apply, Probe
 
@@ -143,11 +143,10 @@ def test_masks_of_transformers_are_known_by_what_they_say() -> None:
     config = MistralConfig(sliding_window=4, attn_implementation="sdpa", attention_chunk_size=4)
     given = {"config": config, "inputs_embeds": torch.zeros(2, 8, 4), **_without_cache()}
     padding = torch.tensor([[1] * 8, [1] * 5 + [0] * 3])
-    masks = Masks()
 
     def seen(make: str, **more: Any) -> tuple[Any, ...] | None:
         mask = getattr(masking_utils, make)(**{"attention_mask": padding, **given, **more})
-        found = masks.what_is_seen(mask)
+        found = what_is_seen(mask)
         if found is None:
             return None
         shown = (torch.arange(8)[:, None] - torch.arange(8)).abs() < (found.window or 8)
@@ -160,7 +159,7 @@ def test_masks_of_transformers_are_known_by_what_they_say() -> None:
     def other(batch: Any, head: Any, query: Any, key: Any) -> Any:
         return query != key + 2
 
-    with masks.noted():
+    with masks_noted():
         assert seen("create_causal_mask") == (True, None, True)
         assert seen("create_sliding_window_causal_mask") == (True, 4, True)
         assert seen("create_sliding_window_causal_mask", attention_mask=None) == (True, 4, False)
@@ -172,7 +171,7 @@ def test_masks_of_transformers_are_known_by_what_they_say() -> None:
         assert seen("create_sliding_window_causal_mask", **packed) is None
         written = masking_utils.create_causal_mask(**given, attention_mask=padding).clone()
         made = masking_utils.sdpa_mask(2, 8, 8)
-        assert masks.what_is_seen(written) is masks.what_is_seen(made) is None
+        assert what_is_seen(written) is what_is_seen(made) is None
     assert "noted" not in masking_utils.ALL_MASK_ATTENTION_FUNCTIONS["sdpa"].__qualname__
     assert masking_utils.ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] is masking_utils.sdpa_mask
 
@@ -180,15 +179,14 @@ def test_masks_of_transformers_are_known_by_what_they_say() -> None:
 def test_a_mask_that_was_written_since_says_nothing() -> None:
     from transformers import MistralConfig, masking_utils
 
-    masks = Masks()
-    with masks.noted():
+    with masks_noted():
         mask = masking_utils.create_sliding_window_causal_mask(
             config=MistralConfig(sliding_window=4, attn_implementation="eager"),
             inputs_embeds=torch.zeros(1, 8, 4), attention_mask=None, **_without_cache(),
         )  # fmt: skip
-    assert masks.what_is_seen(mask) == Seen(causal=True, window=4, keys=None)
+    assert what_is_seen(mask) == Seen(causal=True, window=4, keys=None)
     mask[:, :, 3] = 0
-    assert masks.what_is_seen(mask) is None
+    assert what_is_seen(mask) is None
 
 
 def test_attention_of_transformers_is_its_own_again_after_a_forward() -> None:

@@ -18,8 +18,9 @@ from spmdzero.backend.attention._call import Call, PlainError
 from spmdzero.backend.attention._function import Kernels
 from spmdzero.backend.attention._repeated import Repeated
 from spmdzero.backend.attention._transformers import (
-    Masks,
+    masks_noted,
     masks_without_reading,
+    what_is_seen,
     with_caps_and_sinks,
 )
 from spmdzero.backend.protocols._region import AttentionCall, AttentionChoice
@@ -66,14 +67,14 @@ class AttentionKernels(TorchFunctionMode):
         self._platform = platform if platform in ("tpu", "cuda") else "cpu"
         self._active = choice != "plain" and (self._platform != "cpu" or self._always)
         self.calls: list[AttentionCall] = []
-        self._repeated, self._masks = Repeated(), Masks()
+        self._repeated = Repeated()
         self._around = contextlib.ExitStack()
 
     def __enter__(self) -> Any:
         """Enters the mode."""
         self._around.enter_context(masks_without_reading(self._owner))
         if self._active:
-            self._around.enter_context(self._masks.noted())
+            self._around.enter_context(masks_noted())
             if self._rows is None:
                 self._around.enter_context(with_caps_and_sinks(self._capped))
         return super().__enter__()
@@ -133,7 +134,7 @@ class AttentionKernels(TorchFunctionMode):
         where = user_line(self._owner)
         try:
             self._require_a_way()
-            seen = self._masks.what_is_seen(options.get("attn_mask"))
+            seen = what_is_seen(options.get("attn_mask"))
             if seen is not None and not options.get("is_causal"):
                 options |= {"attn_mask": None, "seen": seen}
             call = Call(query=_cast(query), key=_cast(key), value=_cast(value), **options)

@@ -15,11 +15,11 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from spmdzero.backend._current import arrays
 from spmdzero.backend._packing import packing
 from spmdzero.backend.attention._call import Seen
+from spmdzero.backend.forms._said import said_of, say
 from spmdzero.backend.replica._readers import current_reader
 
 # Computes attention of query, key, value and mask, by dropout, scale, cap and sinks; None where the
@@ -27,42 +27,36 @@ from spmdzero.backend.replica._readers import current_reader
 Attend = Callable[..., torch.Tensor | None]
 
 
-class Masks:
-    """The masks of transformers' that were made since, and what they say."""
+def what_is_seen(mask: torch.Tensor | None) -> Seen | None:
+    """Says what `mask` shows; None where it isn't known, or was written since."""
+    seen = said_of(mask) if isinstance(mask, torch.Tensor) else None
+    return seen if isinstance(seen, Seen) else None
 
-    def __init__(self) -> None:
-        self._seen = WeakTensorKeyDictionary()
 
-    def what_is_seen(self, mask: torch.Tensor | None) -> Seen | None:
-        """Says what `mask` shows; None where it isn't known, or was written since."""
-        if not isinstance(mask, torch.Tensor) or mask not in self._seen:
-            return None
-        seen, version = self._seen[mask]
-        return seen if version == mask._version else None
+@contextlib.contextmanager
+def masks_noted() -> Iterator[None]:
+    """Context in which masks that transformers makes are noted; nothing if it isn't there."""
+    library: Any = sys.modules.get("transformers.masking_utils")
+    if library is None or not hasattr(library, "AttentionMaskInterface"):
+        yield
+        return
+    made = library.AttentionMaskInterface._global_mapping
+    ours = {name: _noting(made[name], library) for name in ("sdpa", "eager")}
+    with mock.patch.dict(made, ours):
+        yield
 
-    @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
-        """Context in which masks that transformers makes are noted; nothing if it isn't there."""
-        library: Any = sys.modules.get("transformers.masking_utils")
-        if library is None or not hasattr(library, "AttentionMaskInterface"):
-            yield
-            return
-        made = library.AttentionMaskInterface._global_mapping
-        ours = {name: self._noting(made[name], library) for name in ("sdpa", "eager")}
-        with mock.patch.dict(made, ours):
-            yield
 
-    def _noting(self, make: Callable[..., Any], library: Any) -> Callable[..., Any]:
-        @functools.wraps(make)
-        def made(*args: Any, **named: Any) -> Any:
-            mask = make(*args, **named)
-            if isinstance(mask, torch.Tensor) and not args:
-                seen = _what_is_asked_for(named, library)
-                if seen is not None:
-                    self._seen[mask] = seen, mask._version
-            return mask
+def _noting(make: Callable[..., Any], library: Any) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def made(*args: Any, **named: Any) -> Any:
+        mask = make(*args, **named)
+        if isinstance(mask, torch.Tensor) and not args:
+            seen = _what_is_asked_for(named, library)
+            if seen is not None:
+                say(mask, seen)
+        return mask
 
-        return made
+    return made
 
 
 def _what_is_asked_for(named: Mapping[str, Any], library: Any) -> Seen | None:

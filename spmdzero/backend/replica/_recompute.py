@@ -15,6 +15,7 @@ from spmdzero._logging import log_once
 from spmdzero.backend._current import arrays, current, host_memory
 from spmdzero.backend._named_states import NamedStates
 from spmdzero.backend.forms._order import after
+from spmdzero.backend.forms._said import as_said_of
 from spmdzero.backend.forms._tree import map_tensors
 from spmdzero.backend.replica._anchors import Anchors
 from spmdzero.backend.replica._products import PRODUCTS
@@ -207,7 +208,8 @@ def _recomputed(
         if on_host and _can_rest(tensor):
             gradient = arrived[-1] if arrived else tensor
             return _Tie.apply(_Fetch.apply(tensor, gradient), gradient)
-        return _Tie.apply(tensor, arrived[-1]) if arrived else tensor
+        tied: Any = _Tie.apply(tensor, arrived[-1]) if arrived else tensor
+        return as_said_of(tensor, tied)
 
     def run(named: dict[str, Any], *inputs: Any) -> Any:
         if kept is not None:
