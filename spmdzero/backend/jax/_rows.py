@@ -11,24 +11,15 @@ import torch
 from jax.sharding import NamedSharding, PartitionSpec
 
 from spmdzero.backend.jax._graph import Slot, Step
+from spmdzero.backend.jax._versions import context_mesh
 
 
 def divided(array: jax.Array, dim: int, mesh: jax.sharding.Mesh) -> jax.Array:
     """A traced array of the region, of which each device of a replica has a part of `dim`."""
     axes: list[Any] = [PartitionSpec.UNCONSTRAINED] * array.ndim
     axes[dim] = "sequence"
-    sharding = NamedSharding(mesh_here(mesh), PartitionSpec(*axes))
+    sharding = NamedSharding(context_mesh(mesh), PartitionSpec(*axes))
     return jax.lax.with_sharding_constraint(array, sharding)
-
-
-def mesh_here(mesh: jax.sharding.Mesh) -> Any:
-    """The mesh by which a sharding is named at this place of a trace.
-
-    Inside of a `shard_map` some of its axes are divided already, and newer JAX (0.12) refuses to
-    compute of two arrays that say otherwise of each other.
-    """
-    here = jax.sharding.get_abstract_mesh()
-    return mesh if here.empty else here
 
 
 def cut_later(
@@ -51,7 +42,7 @@ def cut_later(
         if made.dtype != torch.int64 and made.shape:
             # Rows stay where they are: in global space replicas have some each.
             rows = [PartitionSpec.UNCONSTRAINED] if len(made.shape) > 1 else []
-            sharding = NamedSharding(mesh_here(mesh), PartitionSpec(*rows))
+            sharding = NamedSharding(context_mesh(mesh), PartitionSpec(*rows))
             known[made.number] = jax.lax.with_sharding_constraint(known[made.number], sharding)
 
 

@@ -60,6 +60,16 @@ def moved(array: Any, *, host: bool) -> Any:
     return jax.device_put(array, TransferToMemoryKind("pinned_host" if host else "device"))
 
 
+def context_mesh(mesh: jax.sharding.Mesh) -> Any:
+    """The mesh by which a sharding is named at this place of a trace.
+
+    Inside of a `shard_map` some of its axes are divided already. From 0.8 on JAX refuses to compute
+    of two arrays that say otherwise of each other; 0.7.1 can't lower what says so.
+    """
+    here = jax.sharding.get_abstract_mesh()
+    return mesh if here.empty or jax.__version_info__ < (0, 8) else here
+
+
 def lowered_for(traced: Any, platform: str) -> Any:
     """A traced program, lowered for devices that need not be here, such as ``"tpu"``.
 
