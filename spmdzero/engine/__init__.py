@@ -6,7 +6,7 @@ from spmdzero.engine._captured import CapturedSteps
 from spmdzero.engine._ds_attributes import ZeroParamStatus
 from spmdzero.engine._engine import Engine
 from spmdzero.engine._folded import FoldedCalls
-from spmdzero.engine._initialize import initialize
+from spmdzero.engine._initialize import engines_made, initialize
 from spmdzero.engine._loss import find_loss, inputs_of
 from spmdzero.engine._parameter import ZeroParameter, release, trained_parameter
 from spmdzero.engine._plan_of import mesh_of
@@ -33,6 +33,7 @@ __all__ = [
     "ZeroParameter",
     "ask_for_size",
     "changed_calls",
+    "engines_made",
     "find_loss",
     "initialize",
     "inputs_of",

@@ -1,7 +1,8 @@
 """Makes an engine of a config and a module."""
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -30,6 +31,18 @@ from spmdzero.state._weights import Weights
 from spmdzero.step._optimizer import ZeroOptimizer
 
 OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
+
+_watchers: list[Callable[[Engine], None]] = []
+
+
+@contextlib.contextmanager
+def engines_made(watcher: Callable[[Engine], None]) -> Iterator[None]:
+    """Context in which `watcher` is handed each engine that is made."""
+    _watchers.append(watcher)
+    try:
+        yield
+    finally:
+        _watchers.remove(watcher)
 
 
 @same_on_hosts()
@@ -107,6 +120,8 @@ def initialize(
         settings, module, groups, lr_scheduler, batch=batch, plan=plan, mesh=mesh
     )
     engine = engine_class(training, client_optimizer=groups.client if groups else None)
+    for watcher in _watchers:
+        watcher(engine)
     if training_data is not None:
         training.training_dataloader = engine.deepspeed_io(training_data, collate_fn=collate_fn)
     return engine, training.optimizer, training.training_dataloader, training.lr_scheduler

@@ -14,6 +14,7 @@ from spmdzero.explain._explain import explain, explain_engine
 from spmdzero.explain._explanation import Explanation
 from spmdzero.explain._fit import StageFit, TargetMemory
 from spmdzero.explain._moves import Moves, ProgramLedger
+from spmdzero.explain._of_a_run import FirstStep
 from spmdzero.explain._recompute import fit_recompute
 from spmdzero.explain._refused_scatters import RefusedScatter
 from spmdzero.explain._roofline import Roofline
@@ -31,6 +32,7 @@ __all__ = [
     "CompilerMemory",
     "DearOperation",
     "Explanation",
+    "FirstStep",
     "Moves",
     "ProgramLedger",
     "RefusedScatter",

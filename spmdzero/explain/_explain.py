@@ -155,6 +155,32 @@ def explain_engine(
     return _put_together(found, {stage: own}, batch, topologies)
 
 
+def explain_traced(
+    engine: Engine, programs: tuple[TracedProgram, ...], topology: Topology, batch: Batch
+) -> Explanation:
+    """Explains a step of an engine that trains nothing: its programs, traced for a TPU.
+
+    Args:
+        engine: the engine.
+        programs: of one step, traced for `topology`.
+        topology: the chips.
+        batch: the inputs of a forward.
+
+    Raises:
+        SpmdZeroRuntimeError: jax or libtpu is missing, or the compiler failed.
+    """
+    audit = AuditReport(findings=(), steps=0, programs=())
+    there = {topology.name: ForTpu(programs=programs, attention=engine.attention)}
+    found = _Traced(engine=engine, programs=programs, audit=audit, for_tpu=there)
+    stage, flags = engine.plan.stage, engine.spmd_config.spmd.xla_flags
+    with shown(len(programs)) as step:
+        own = compile_on(
+            programs, [topology], for_tpu=found.on_tpu, flags=flags, stage=stage, step=step,
+            sharing=engine.plan.mesh.sharing,
+        )  # fmt: skip
+    return _put_together(found, {stage: own}, batch, [topology])
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Traced:
     """A traced step: engine, programs on this process's devices, programs for each topology."""

@@ -66,6 +66,10 @@ def install() -> None:
     _children.start_one_a_host()
     _plain_torch.watch_steps()
     sys.meta_path.insert(0, _Finder(package=True))
+    if os.environ.get("SPMDZERO_EXPLAIN"):
+        from spmdzero.integrations import _explained_run
+
+        _explained_run.begin()
 
 
 def follow_clients() -> None:

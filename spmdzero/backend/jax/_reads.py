@@ -18,6 +18,7 @@ from spmdzero.backend.replica import (
     reads_are_global,
     shown_values,
     text_without_data,
+    zeros_without_data,
 )
 from spmdzero.errors import ReplicaRegionError
 
@@ -33,6 +34,8 @@ def watch_reads(mesh: DeviceMesh) -> None:
 def _values(tensor: torch.Tensor) -> torch.Tensor | None:
     """The values of all replicas, None where `tensor` is global."""
     value = value_of(tensor)
+    if value.stand_in and traced.zeros:
+        return zeros_without_data(tensor)[None]
     _host.refuse_placeholder(value)
     if in_region():
         reader = current_reader()

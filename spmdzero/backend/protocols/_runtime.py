@@ -77,12 +77,14 @@ class Runtime(Protocol):
         """Context in which `program_torus` returns `torus`; None changes nothing."""
 
     def tracing_only(
-        self, *, platform: str | None = None
+        self, *, platform: str | None = None, reads_give_zeros: bool = False
     ) -> contextlib.AbstractContextManager[None]:
         """Context in which `sync` starts nothing, and models may be on the meta device.
 
         Args:
             platform: the result of `program_platform` inside; None changes nothing.
+            reads_give_zeros: whether a read of a value without data gives zeros, and is said; else
+                it is refused. JAX's backend has it.
         """
 
     def is_tracing_only(self) -> bool:

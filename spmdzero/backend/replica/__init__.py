@@ -26,6 +26,7 @@ from spmdzero.backend.replica._readers import (
     refuse_read_without_data,
     shown_values,
     text_without_data,
+    zeros_without_data,
 )
 from spmdzero.backend.replica._recompute import kept_on_host, recomputed, recomputed_from_host
 from spmdzero.backend.replica._recomputed_blocks import RecomputedBlocks
@@ -72,4 +73,5 @@ __all__ = [
     "shown_values",
     "stream_of",
     "text_without_data",
+    "zeros_without_data",
 ]

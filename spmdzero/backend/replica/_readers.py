@@ -7,6 +7,7 @@ backend asks this module at each of its ways to the host.
 
 import contextlib
 import dataclasses
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import NoReturn
@@ -15,6 +16,10 @@ import torch
 
 from spmdzero._user_line import user_line
 from spmdzero.errors import ReplicaRegionError
+
+logger = logging.getLogger("spmdzero")
+# Lines that were told so: each is told once.
+_given_zeros: set[str] = set()
 
 # Number of replicas whose values `repr` shows.
 _SHOWN = 8
@@ -97,6 +102,16 @@ def refuse_read_without_data() -> NoReturn:
         f"{user_line()}: Python reads a value here, and a model on the meta device is explained "
         "without any. Use torch.where, or explain a smaller model with data"
     )
+
+
+def zeros_without_data(tensor: torch.Tensor) -> torch.Tensor:
+    """What Python reads of a tensor without data while a script's step is explained, on the CPU."""
+    line = user_line()
+    if line not in _given_zeros:
+        _given_zeros.add(line)
+        logger.info("%s: nothing is computed: what is read here is zero", line)
+    with torch.no_grad():
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
 def text_without_data(tensor: torch.Tensor) -> str:

@@ -1,0 +1,111 @@
+"""Explains the first step of a script's own training loop, of which nothing is computed."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from spmdzero.backend import Batch as PlacedBatch
+from spmdzero.backend import Placeholders, current, map_tensors, programs, runtime
+from spmdzero.engine import Engine, StepGraph, engines_made
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.explain._aot import require_tpu_compiler
+from spmdzero.explain._chips import Topology
+from spmdzero.explain._explain import explain_traced
+from spmdzero.explain._explanation import Explanation
+from spmdzero.explain._trace import TracedProgram
+from spmdzero.profiling import backward_scopes, module_scopes
+
+
+class FirstStep:
+    """The programs of the first step that one of a script's engines makes.
+
+    Args:
+        topology: the chips that the step is traced for, of as many devices as this process has.
+
+    Attributes:
+        topology: the same.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self._programs: dict[str, TracedProgram] = {}
+        self._runs: dict[str, int] = {}
+        self._engine: Engine | None = None
+        self._batch: list[torch.Tensor] = []
+        self._contexts = contextlib.ExitStack()
+        self._ended: Callable[[], None] = lambda: None
+
+    @contextlib.contextmanager
+    def watched(self, ended: Callable[[], None]) -> Iterator[None]:
+        """Context in which a script runs; nothing is computed in it, and reads give zeros.
+
+        Args:
+            ended: is called when the step is traced; it doesn't return.
+        """
+        self._ended = ended
+        placed = runtime.on_torus(self.topology.torus_to_trace)
+        traces = runtime.tracing_only(platform="TPU", reads_give_zeros=True)
+        with self._contexts, traces, placed, engines_made(self._made):
+            yield
+
+    def explanation(self) -> Explanation:
+        """Compiles the step, and explains it.
+
+        Raises:
+            SpmdZeroRuntimeError: jax or libtpu is missing, or the compiler failed.
+        """
+        assert self._engine is not None
+        ran = tuple(self._programs.values())
+        return explain_traced(self._engine, ran, self.topology, self._batch)
+
+    def _made(self, engine: Engine) -> None:
+        """Drops what would be computed for a new engine's states, and waits for its programs."""
+        if current().name != "jax":
+            raise SpmdZeroUsageError(
+                '--explain: a script is explained by JAX\'s backend, and this one has "torch_xla". '
+                "Set SPMDZERO_BACKEND=jax, or explain a module: spmdzero explain"
+            )
+        require_tpu_compiler()
+        placeholders = programs.placeholders()
+        placeholders.stand_for(engine.named_tensors().values())
+
+        def look(graph: StepGraph) -> None:
+            self._read(engine, graph, placeholders)
+
+        for context in (
+            module_scopes(engine.module), backward_scopes(engine.module), engine.observe(look)
+        ):  # fmt: skip
+            self._contexts.enter_context(context)
+
+    def _read(self, engine: Engine, graph: StepGraph, placeholders: Placeholders) -> None:
+        last = graph.kind == "boundary"
+        more = engine.gradient_accumulation_steps() - 1
+        if graph.kind not in self._programs:
+            self._programs[graph.kind] = TracedProgram(
+                kind=graph.kind,
+                runs=1 if last else more,
+                outputs=graph.returned,
+                annotated=placeholders.program(list(graph.outputs.values())),
+                compiled=None,
+            )
+        placeholders.stand_for(graph.outputs.values())
+        if not self._batch and graph.rows is not None:
+            self._batch = _tensors((graph.rows.args, dict(graph.rows.kwargs)))
+        if last:
+            self._engine = engine
+            self._ended()
+
+
+def _tensors(batch: Any) -> list[torch.Tensor]:
+    """The batch tensors of a forward's placed inputs."""
+    found: list[torch.Tensor] = []
+
+    def note(_: str, leaf: Any) -> Any:
+        if isinstance(leaf, PlacedBatch):
+            found.append(leaf.tensor)
+        return leaf
+
+    map_tensors(batch, note)
+    return found
