@@ -10,9 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequenc
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch.nn import functional as F
 
 from spmdzero._logging import log_once
+from spmdzero.backend.hosts import processes
 from spmdzero.errors import SpmdZeroUsageError
 
 _LEAST = 64
@@ -79,18 +81,28 @@ class Padding:
         Args:
             batch: a mapping with `input_ids` and `attention_mask`, int `[rows, length]` on the CPU.
         """
-        texts = _texts_of(batch) if isinstance(batch, MutableMapping) else {}
+        if not isinstance(batch, MutableMapping) or not any(_IDS in str(key) for key in batch):
+            return batch
+        texts = _texts_of(batch)
+        joined = _of_all_hosts({tuple(masks): length for length, masks in texts.items()})
+        if joined is None:
+            return batch
+        targets = {key: self._target(keys, most) for keys, most in joined for key in keys}
         padded = copy.copy(batch) if texts else batch
         for length, masks in texts.items():
-            for key in masks:
-                self._first.setdefault(key, length)
-            known = length in self._first.values()
-            # Labels of one length in all batches may be something else than a text.
-            listed = self._lengths.given is not None and any(_IDS in key for key in masks)
-            more = 0 if known and not listed else self._lengths.of(length) - length
+            more = targets[next(iter(masks))] - length
             if more and not self._pad_to(padded, batch, masks, more):
                 return batch
         return padded
+
+    def _target(self, keys: Iterable[str], length: int) -> int:
+        """The length to which texts of a length are padded, by the keys of their ids."""
+        for key in keys:
+            self._first.setdefault(key, length)
+        known = length in self._first.values()
+        # Labels of one length in all batches may be something else than a text.
+        listed = self._lengths.given is not None and any(_IDS in key for key in keys)
+        return length if known and not listed else self._lengths.of(length)
 
     def _pad_to(
         self,
@@ -248,6 +260,34 @@ def _texts_of(batch: Mapping[str, Any]) -> dict[int, dict[str, torch.Tensor]]:
     if found and _is_of_texts(labels) and labels.shape[1] not in found:
         found[labels.shape[1]] = {"labels": (labels != _IGNORED).long()}
     return found
+
+
+def _of_all_hosts(own: Mapping[tuple[str, ...], int]) -> list[tuple[frozenset[str], int]] | None:
+    """Keys of texts that have one length, with the longest of all hosts, whose rows are one batch.
+
+    Args:
+        own: keys whose texts have one length on this host -> that length.
+
+    Returns None where the hosts' batches have other keys, as one without texts.
+    """
+    hosts = [own]
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        hosts = processes.gather_objects(own)
+    if len({frozenset(key for keys in host for key in keys) for host in hosts}) > 1:
+        log_once("rows of different lengths: hosts have batches of other keys, and pad none")
+        return None
+    joined: list[tuple[frozenset[str], int]] = []
+    # What has one length on any host is padded as one.
+    for keys, length in (group for host in hosts for group in host.items()):
+        same = [group for group in joined if group[0] & {*keys}]
+        joined = [group for group in joined if group not in same]
+        joined.append(
+            (
+                frozenset(keys).union(*(others for others, _ in same)),
+                max([length, *(most for _, most in same)]),
+            )
+        )
+    return joined
 
 
 def _is_of_texts(tensor: Any) -> bool:

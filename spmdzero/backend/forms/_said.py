@@ -1,4 +1,4 @@
-"""What is said of a tensor's values, beside the tensor: copies of the values have it, too."""
+"""Notes of what a tensor's values are known to be, which copies of the values have, too."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def say(tensor: torch.Tensor, what: Any) -> None:
 
 
 def said_of(tensor: torch.Tensor) -> Any:
-    """What was said of `tensor` since it was written; None if nothing was."""
+    """Gives what was said of `tensor` since it was written; None if nothing was."""
     what, version = getattr(tensor, _SAID, (None, None))
     return what if version == tensor._version else None
 

@@ -105,7 +105,7 @@ def refuse_read_without_data() -> NoReturn:
 
 
 def zeros_without_data(tensor: torch.Tensor) -> torch.Tensor:
-    """What Python reads of a tensor without data while a script's step is explained, on the CPU."""
+    """Zeros on the CPU, for Python to read of a tensor without data; a log line says where."""
     line = user_line()
     if line not in _given_zeros:
         _given_zeros.add(line)
