@@ -12,7 +12,15 @@ from spmdzero._user_line import user_line
 from spmdzero.backend.forms._tree import found, map_tensors
 from spmdzero.backend.jax import _plain_autograd
 from spmdzero.backend.jax._dispatch import dispatched, read, replace, value_of
-from spmdzero.backend.jax._tensor import DEVICE, LazyTensor, become, hooks, require_own_part
+from spmdzero.backend.jax._tensor import (
+    DEVICE,
+    OWN,
+    LazyTensor,
+    become,
+    hooks,
+    over,
+    require_own_part,
+)
 from spmdzero.backend.replica import in_region
 
 _Tensor = torch.Tensor
@@ -301,21 +309,38 @@ for _name in (*_WITH_MEMORY, *_OF_TORCH_XLA):
 
 
 def assign(tensor: LazyTensor, value: torch.Tensor) -> None:
-    """Assigns `value` to `tensor.data`.
+    """Assigns `value` to `tensor.data`; it may have another shape or dtype, as peft's adapters get.
 
     Raises:
-        RuntimeError: `value` has another shape or dtype.
+        RuntimeError: `value` has another shape or dtype, and the tensor is an engine's parameter,
+            has a gradient, or is held by a weak reference or a graph.
     """
     if (value.shape, value.dtype) != (tensor.shape, tensor.dtype):
-        raise RuntimeError(
-            f"tensor.data of {list(tensor.shape)} {tensor.dtype} on {DEVICE} is assigned "
-            f"{list(value.shape)} {value.dtype}: make a new tensor instead"
-        )
-    if isinstance(value, LazyTensor):
+        _become_another(tensor, value)
+    elif isinstance(value, LazyTensor):
         tensor.cell.succeeded_by(value.cell)
         become(tensor, value)
     else:
         replace(tensor, value_of(value))
+
+
+def _become_another(tensor: LazyTensor, value: torch.Tensor) -> None:
+    told = (
+        f"tensor.data of {list(tensor.shape)} {tensor.dtype} on {DEVICE} is assigned "
+        f"{list(value.shape)} {value.dtype}"
+    )
+    # Parameters of an engine have a class of their own: it has a plan and a program for each.
+    if type(tensor) is not LazyTensor or tensor.grad is not None:
+        raise RuntimeError(f"{told}: make a new tensor instead")
+    made: Any = value.detach() if isinstance(value, LazyTensor) else over(value_of(value))
+    if isinstance(tensor, torch.nn.Parameter):
+        made = torch.nn.Parameter(made, tensor.requires_grad)
+    # What a script, or peft, has written beside it stays with the name.
+    made.__dict__.update({k: v for k, v in vars(tensor).items() if k not in OWN})
+    try:
+        torch.utils.swap_tensors(tensor, made)
+    except RuntimeError as error:
+        raise RuntimeError(f"{told}: make a new tensor instead ({error})") from error
 
 
 hooks.assign = assign
