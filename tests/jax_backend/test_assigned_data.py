@@ -26,5 +26,5 @@ def test_data_may_become_of_another_dtype_or_shape() -> None:
 def test_an_engines_parameter_keeps_its_dtype() -> None:
     model = torch.nn.Linear(4, 4)
     spmdzero.initialize(model=model, config=config(bf16={"enabled": True}))
-    with pytest.raises(RuntimeError, match="bfloat16 on xla:0 is assigned .* torch.float32"):
+    with pytest.raises(RuntimeError, match=r"bfloat16 on xla:0 is assigned .* torch.float32"):
         model.weight.data = model.weight.data.float()
