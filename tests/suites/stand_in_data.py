@@ -1,4 +1,4 @@
-"""Writes small data sets where the package datasets looks for downloaded ones when it is offline."""
+"""Writes small data sets where the package datasets looks for downloaded ones offline."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,5 +1,6 @@
 """Small models of random weights, where Hugging Face's programs look for downloaded ones."""
 
+import functools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,11 @@ from tests.suites import stand_in_data
 
 _REVISION = "0" * 40
 _WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{index}" for index in range(95))]
+
+_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] + ' ' + message['content'] + ' ' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'assistant ' }}{% endif %}"
+)
 
 
 def write(home: Path) -> Path:
@@ -79,12 +85,11 @@ def _models() -> dict[str, Callable[[], Any]]:
             )
         )
 
-    def qwen2(model: type) -> Any:
-        config = transformers.Qwen2Config(
-            vocab_size=len(_WORDS), hidden_size=32, intermediate_size=32, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
-        )  # fmt: skip
-        return model(config)
+    qwen2_config = transformers.Qwen2Config(
+        vocab_size=128, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024,
+        pad_token_id=0, eos_token_id=3, num_labels=1,
+    )  # fmt: skip
 
     def t5() -> Any:
         config = transformers.T5Config(
@@ -118,9 +123,12 @@ def _models() -> dict[str, Callable[[], Any]]:
         "hf-internal-testing/tiny-albert": albert,
         "hf-internal-testing/tiny-bert": bert,
         "sshleifer/tiny-distilroberta-base": roberta,
-        "trl-internal-testing/tiny-Qwen2ForCausalLM-2.5": lambda: qwen2(
-            transformers.Qwen2ForCausalLM
-        ),
+        **{
+            f"trl-internal-testing/tiny-{kind}-2.5": functools.partial(
+                getattr(transformers, kind), qwen2_config
+            )
+            for kind in ("Qwen2ForCausalLM", "Qwen2ForSequenceClassification")
+        },
         "gpt2": gpt2,
         "apple/mobilevit-xx-small": vision,
         "peft-internal-testing/tiny-random-qwen-1.5-MoE": experts,
@@ -135,11 +143,13 @@ def _write_tokenizer(folder: Path, name: str) -> None:
         # Tests ask for its class, which has pieces of its own.
         T5Tokenizer(model_max_length=128).save_pretrained(folder)
         return
-    words = {name: index for index, name in enumerate(_WORDS)}
+    words = {word: index for index, word in enumerate(_WORDS)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    # Those of chats end each text with a token, and have a template.
+    chat = {"eos_token": "[SEP]", "chat_template": _TEMPLATE} if "Qwen2" in name else {}
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]",
-        sep_token="[SEP]", mask_token="[MASK]", model_max_length=128,
+        sep_token="[SEP]", mask_token="[MASK]", model_max_length=128, **chat,
     ).save_pretrained(folder)  # fmt: skip
