@@ -23,7 +23,7 @@ help:
 	@echo "make test-all    those, and what takes long: all models, configs and topologies, some hours"
 	@echo "make test-local-rank    the tests of clients as under a launcher that sets LOCAL_RANK"
 	@echo "make test-stacks    fine-tuning programs of others (TRL, ...), each in an environment of its own, beside plain torch"
-	@echo "make test-suites    clients' own DeepSpeed tests (accelerate, Lightning, Fabric) with spmdzero in DeepSpeed's place (SUITES=fabric)"
+	@echo "make test-suites    own tests of accelerate, Lightning, Fabric, transformers, TRL and DeepSpeed with spmdzero in DeepSpeed's place (SUITES=fabric)"
 	@echo "make test-processors    the tests of make test as on processors with other instructions, twice as long"
 	@echo "make test-first-hour    fresh environments (JAX, torch_xla, notebooks): what README and the first pages have a reader run"
 	@echo "make test-pythons    the same of the README with torch_xla on 3.10 and 3.13"
@@ -130,7 +130,7 @@ test-stack-%: .venv-stack-%/installed
 	@$(PIP_INSTALL:$(BIN)%=$(STACK_BIN)%) -e '.[jax]' pytest -r $<
 	@touch $@
 
-# Clients' own tests of DeepSpeed, fetched into .suites from GitHub, or from clones by
+# Clients' own tests of DeepSpeed, and a selection of DeepSpeed's, fetched into .suites from GitHub, or from clones by
 # SUITES_FROM='/folder/{repository}'. It fails where a verdict of tests/suites/verdicts has changed.
 SUITES ?=
 

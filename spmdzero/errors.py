@@ -24,6 +24,10 @@ class BatchSizesError(SpmdZeroConfigError, AssertionError):
     """A `SpmdZeroConfigError` about batch sizes, which DeepSpeed checks with an `assert`."""
 
 
+class UntestedOptimizerError(SpmdZeroConfigError, AssertionError):
+    """A `SpmdZeroConfigError` about an optimizer that DeepSpeed refuses with an `assert`."""
+
+
 class SpmdZeroUsageError(SpmdZeroError, RuntimeError):
     """A call in the wrong order, or an input of the wrong kind or size."""
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from spmdzero.config import OptimizerConfig
-from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
+from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError, UntestedOptimizerError
 from spmdzero.optim import (
     DEEPSPEED_OPTIMIZERS,
     UpdateRule,
@@ -62,10 +62,10 @@ class Groups:
         """Refuses the optimizers that DeepSpeed refuses with ZeRO (runtime/engine.py).
 
         Raises:
-            SpmdZeroConfigError: the optimizer is not in DeepSpeed's list, and not `allowed`.
+            UntestedOptimizerError: the optimizer is not in DeepSpeed's list, and not `allowed`.
         """
         if stage > 0 and not self.tested and not allowed:
-            raise SpmdZeroConfigError(
+            raise UntestedOptimizerError(
                 key="zero_allow_untested_optimizer",
                 value=False,
                 reason=f"{self.name} is not among the optimizers that DeepSpeed tests with ZeRO, "

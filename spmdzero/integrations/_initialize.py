@@ -58,10 +58,14 @@ def initialize_for_client(*args: Any, **kwargs: Any) -> Any:
     _trainer.defer_reads()
     if "swift" in sys.modules:
         refuse("ms-swift has loaders of its own")
-    if _only_evaluates(config, args, kwargs) and _rows_left_over(config) and not of_a_device():
-        # An evaluation takes any number of rows, and accelerate fills in 1 where it has no loader.
-        config[ROWS] = replicas_under(config)
-        config.pop("train_batch_size", None)
+    if _only_evaluates(config, args, kwargs):
+        # DeepSpeed makes no schedule without an optimizer, and the Trainer, which takes the
+        # config's optimizer out to evaluate at stage 3, leaves the schedule in.
+        config.pop("scheduler", None)
+        if _rows_left_over(config) and not of_a_device():
+            # It takes any number of rows, and accelerate fills in 1 where it has no loader.
+            config[ROWS] = replicas_under(config)
+            config.pop("train_batch_size", None)
     of_devices = config_of_devices(config)
     try:
         made = spmdzero.initialize(*args, config=of_devices, engine_class=ClientEngine, **kwargs)

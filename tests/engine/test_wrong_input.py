@@ -114,6 +114,14 @@ def test_a_schedule_that_could_change_nothing() -> None:
     refused("schedule without an optimizer", config=without, **given)
 
 
+def test_an_optimizer_that_deepspeed_doesnt_test_is_refused_as_by_its_assert() -> None:
+    model = nn.Linear(4, 3)
+    given = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    sharded = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1}}
+    caught = refused("zero_allow_untested.*SGD", model=model, config=sharded, **given)
+    assert isinstance(caught, AssertionError)
+
+
 def test_wrong_row_counts_name_both_numbers(engine: spmdzero.Engine) -> None:
     with pytest.raises(
         SpmdZeroUsageError, match=r"has 12 rows.*16 = .*\(2\) x 8 local.*\(batch_size=16\)"

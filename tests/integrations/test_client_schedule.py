@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._initialize import initialize_for_client
 from tests.support.engines import config
 
@@ -52,3 +53,16 @@ def test_a_skipped_step_holds_it_back_whether_or_not_anybody_asks(asks_after: in
         assert torch.equal(ours, wanted)
     # On the host it makes up for the step once that is known.
     assert schedule.last_epoch == straight.last_epoch + (asks_after is None)
+
+
+def test_an_engine_that_only_evaluates_leaves_the_configs_schedule_out() -> None:
+    # transformers takes the optimizer out of a config to evaluate at stage 3, and not the schedule.
+    given = {
+        "train_micro_batch_size_per_gpu": 8,
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 2}},
+        "zero_optimization": {"stage": 3},
+    }
+    engine, optimizer, _, schedule = initialize_for_client(model=nn.Linear(4, 3), config=given)
+    assert (optimizer, schedule, engine.lr_scheduler) == (None, None, None)
+    with pytest.raises(SpmdZeroUsageError, match="without an optimizer"):
+        initialize_for_client(model=nn.Linear(4, 3), config=given, lr_scheduler=lambda o: o)

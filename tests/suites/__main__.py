@@ -86,7 +86,9 @@ def _run(
             "--tb=short",
             "--durations=9",
         ]
-        words = [*pytest, "-p", "no:xdist", "-c", "pytest.ini", "--rootdir", ".", run]
+        plugins = [word for name in suite.plugins for word in ("-p", name)]
+        words = [*pytest, *plugins, "-p", "no:xdist", "-c", "pytest.ini", "--rootdir", "."]
+        words += run.split()
         command = [spmdzero, "run", "--devices", str(_DEVICES), *words]
         subprocess.run(
             [*command, "-k", chosen] if chosen else command,

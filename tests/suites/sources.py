@@ -64,10 +64,11 @@ class Suite(Source):
     """The tests of a client.
 
     Attributes:
-        runs: paths that pytest is given, each in a process of its own.
+        runs: words that pytest is given, each in a process of its own.
         folder: where pytest runs, below the repository.
         imports: folders of the repository that imports are found in.
         packages: what the tests import beside the extra `test`, with versions.
+        plugins: of pytest, in `in_pytest`.
         variables: of the environment.
     """
 
@@ -75,6 +76,7 @@ class Suite(Source):
     folder: str = "."
     imports: list[str] = dataclasses.field(default_factory=list)
     packages: list[str] = dataclasses.field(default_factory=list)
+    plugins: list[str] = dataclasses.field(default_factory=list)
     variables: dict[str, str] = dataclasses.field(default_factory=dict)
 
 

@@ -13,6 +13,7 @@ _ATTRIBUTES: tuple[tuple[str, str, str], ...] = (
         """
         optimizer: bit16_groups bit16_groups_flat fp16_groups fp16_groups_flat fp32_groups
           fp32_groups_flat fp32_groups_flat_partition single_partition_of_fp32_groups
+          fp32_partitioned_groups_flat fp16_partitioned_groups fp16_partitioned_groups_flat
           parallel_partitioned_bit16_groups params_in_partition params_not_in_partition
           averaged_gradients grads_in_partition partition_count partition_size groups_padding
           ipg_buckets setup_buckets get_bit16_param_group get_flat_partition
