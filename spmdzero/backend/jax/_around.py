@@ -25,6 +25,9 @@ from spmdzero.backend.protocols._region import AttentionCall, AttentionChoice, R
 from spmdzero.backend.replica import RecomputedBlocks, kept_on_host
 from spmdzero.backend.replica._around import Provided
 
+# A value of another space differs from host to host, or from replica to replica.
+_OF_ALL = (Space.NEUTRAL, Space.GLOBAL)
+
 
 class JaxAround:
     """Kernels, loops, autocast and recomputation around a module.
@@ -124,6 +127,13 @@ class JaxAround:
         _, leaves = Graph.of([value])
         uploads = _host.traffic.uploads[-1]
         return all(leaf.serial in uploads and leaf.space is Space.NEUTRAL for leaf in leaves)
+
+    def is_same_everywhere(self, tensor: torch.Tensor) -> bool:
+        """Whether a value comes only from what every replica has whole, of any origin."""
+        graph, leaves = Graph.of([value_of(tensor)])
+        return all(leaf.space in _OF_ALL for leaf in leaves) and not any(
+            step.op.key[0] == "enter" and any(step.op.spec) for step in graph.steps
+        )
 
 
 @contextlib.contextmanager
