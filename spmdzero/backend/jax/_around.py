@@ -19,14 +19,10 @@ from spmdzero.backend.jax._pending_block import made_real
 from spmdzero.backend.jax._quirks import JaxQuirks
 from spmdzero.backend.jax._shared_rows import SharedRows
 from spmdzero.backend.jax._tensor import DEVICE, LazyTensor
-from spmdzero.backend.jax._values import Space
 from spmdzero.backend.jax.scan import Scan, equal_blocks_as_loops
 from spmdzero.backend.protocols._region import AttentionCall, AttentionChoice, Recompute
 from spmdzero.backend.replica import RecomputedBlocks, kept_on_host
 from spmdzero.backend.replica._around import Provided
-
-# A value of another space differs from host to host, or from replica to replica.
-_OF_ALL = (Space.NEUTRAL, Space.GLOBAL)
 
 
 class JaxAround:
@@ -126,14 +122,15 @@ class JaxAround:
             return False
         _, leaves = Graph.of([value])
         uploads = _host.traffic.uploads[-1]
-        return all(leaf.serial in uploads and leaf.space is Space.NEUTRAL for leaf in leaves)
+        return all(leaf.serial in uploads and leaf.common for leaf in leaves)
 
     def is_same_everywhere(self, tensor: torch.Tensor) -> bool:
         """Whether a value comes only from what every replica has whole, of any origin."""
-        graph, leaves = Graph.of([value_of(tensor)])
-        return all(leaf.space in _OF_ALL for leaf in leaves) and not any(
-            step.op.key[0] == "enter" and any(step.op.spec) for step in graph.steps
-        )
+        value = value_of(tensor)
+        if value.node is None:
+            return value.common
+        graph, leaves = Graph.of([value])
+        return graph.common(leaves) == [True]
 
 
 @contextlib.contextmanager
