@@ -170,3 +170,24 @@ def write_data(folder: Path, sizes: list[tuple[int, int]]) -> Path:
             lines.append(json.dumps({"messages": messages, "images": [name]}))
         (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
     return folder
+
+
+def write_table(folder: Path, data: Path) -> Path:
+    """Writes the training rows of `write_data` as a data set of prompts, completions and images."""
+    import datasets
+
+    def worded(message: dict[str, Any]) -> list[dict[str, str]]:
+        text = message["content"][-1]["text"]
+        return [{"role": message["role"], "content": text}]
+
+    rows = list[dict[str, Any]]()
+    for line in (data / "train.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        asked, said = map(worded, row["messages"])
+        images = [str(data / name) for name in row["images"]]
+        rows.append({"prompt": asked, "completion": said, "images": images})
+    table = datasets.Dataset.from_list(rows)
+    table = table.cast_column("images", datasets.Sequence(datasets.Image()))
+    folder.mkdir()
+    table.to_parquet(folder / "train.parquet")
+    return folder

@@ -17,8 +17,9 @@ SHORT = "--trainer.log_every_n_steps=1 --trainer.max_epochs=2 " + " ".join(
     f"--trainer.limit_{part}_batches={count}"
     for part, count in (("train", 6), ("val", 2), ("test", 2), ("predict", 2))
 )
+AUTOENCODER = "autoencoder.py"
+BACKBONE = "backbone_image_classifier.py --model.learning_rate=1e-2"
 IMAGES = "examples/fabric/image_classifier/train_fabric.py --epochs 2 --log-interval 1"
-FOLDS = "examples/fabric/kfold_cv/train_fabric.py --epochs 1 --folds 2 --log-interval 1"
 LANGUAGE = "examples/fabric/language_model/train.py"
 # Sums in another order, in fp32.
 CLOSE = 1e-4
@@ -65,7 +66,7 @@ def examples(tmp_path: Path) -> Examples:
 def logged(folder: Path) -> dict[str, list[float]]:
     """The columns of what Lightning's own logger has written, without empty places."""
     (path,) = (folder / "lightning_logs").glob("version_*/metrics.csv")
-    rows = list(csv.DictReader(path.open()))
+    rows = list(csv.DictReader(path.read_text().splitlines()))
     names = [name for name in rows[0] if name not in ("epoch", "step")]
     return {name: [float(row[name]) for row in rows if row[name]] for name in names}
 
@@ -92,9 +93,9 @@ def test_a_transformer_has_the_losses_of_lightning_alone(stage: int, examples: E
     assert "runs the model's Python at every step" not in said
 
 
-@pytest.mark.parametrize("stage", ["2", "3", "3_offload"])
 @pytest.mark.parametrize(
-    "script", ["autoencoder.py", "backbone_image_classifier.py --model.learning_rate=1e-2"]
+    ("script", "stage"),
+    [(AUTOENCODER, "2"), (AUTOENCODER, "3"), (AUTOENCODER, "3_offload"), (BACKBONE, "2")],
 )
 def test_a_command_of_lightnings_cli_has_the_numbers_of_lightning_alone(
     script: str, stage: str, examples: Examples
@@ -119,16 +120,16 @@ def printed(said: str) -> list[float]:
     return [float(number) for number in re.findall(r"(?:[lL]oss:?|Accuracy: \() ?([\d.]+)", said)]
 
 
-@pytest.mark.parametrize("strategy", ["deepspeed_stage_1", "deepspeed_stage_2", "spmdzero"])
 def test_a_loop_of_fabrics_run_by_its_command_has_the_losses_of_fabric_alone(
-    strategy: str, examples: Examples
+    examples: Examples,
 ) -> None:
-    run, digits = "fabric run --accelerator=cpu", (640, 128)
+    run, digits = "fabric run --accelerator=cpu", (256, 64)
     plain, _ = examples.plain(f"{run} {IMAGES}", digits)
-    said, _ = examples.ours(f"{run} --strategy={strategy} {IMAGES}", digits)
+    said, _ = examples.ours(f"{run} --strategy=deepspeed_stage_2 {IMAGES}", digits)
     print("\n", *zip(printed(said), printed(plain), strict=True))
-    assert len(printed(plain)) == 2 * 10 + 2 * 2
+    assert len(printed(plain)) == 2 * 4 + 2 * 2
     assert printed(said) == pytest.approx(printed(plain), rel=CLOSE)
+    assert "ZeRO-2" in said
 
 
 def test_a_language_model_of_fabrics_has_the_losses_of_fabric_alone(
