@@ -65,8 +65,9 @@ def _tokenizer(specials: list[str], ids: dict[str, int]) -> Any:
 def _text(tokenizer: Any) -> dict[str, Any]:
     return {
         "vocab_size": max(tokenizer.get_vocab().values()) + 1, "hidden_size": 64,
-        "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "max_position_embeddings": 256, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+        "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 256, "pad_token_id": 0,
+        "bos_token_id": 1, "eos_token_id": 2,
     }  # fmt: skip
 
 
