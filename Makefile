@@ -108,7 +108,7 @@ test-local-rank: .venv/installed
 
 # Programs of others, with the packages that tests/stacks/NAME.txt pins, by JAX. Scripts that no
 # package brings are fetched into .suites, as those of test-suites.
-STACKS := trl swift llamafactory axolotl sentence_transformers open_clip timm diffusers peft examples deepspeed_examples vision_language
+STACKS := trl swift llamafactory axolotl sentence_transformers open_clip timm diffusers peft examples deepspeed_examples vision_language lightning
 STACK_BIN = .venv-stack-$*/bin
 
 test-stacks: $(STACKS:%=test-stack-%)

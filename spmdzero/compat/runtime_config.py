@@ -9,6 +9,13 @@ from spmdzero.engine import mesh_of
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 
 DeepSpeedConfigError = SpmdZeroConfigError
+# What `engine.optimizer_name()` is compared with.
+ADAGRAD_OPTIMIZER = "adagrad"
+ADAM_OPTIMIZER = "adam"
+ADAMW_OPTIMIZER = "adamw"
+LAMB_OPTIMIZER = "lamb"
+LION_OPTIMIZER = "lion"
+MUON_OPTIMIZER = "muon"
 
 
 class DeepSpeedConfig(DeepSpeedConfigNames):

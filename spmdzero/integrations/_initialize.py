@@ -32,10 +32,24 @@ ROWS = "train_micro_batch_size_per_gpu"
 @functools.wraps(spmdzero.initialize)
 def initialize(*args: Any, **kwargs: Any) -> Any:
     """Calls `spmdzero.initialize`, and counts a client's batch sizes per process."""
-    caller = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
-    if caller in _CLIENTS:
+    if _caller() in _CLIENTS:
         return initialize_for_client(*args, **kwargs)
     return spmdzero.initialize(*args, **kwargs)
+
+
+def _caller() -> str:
+    """The package that calls `deepspeed.initialize`, past a function that stands in its place.
+
+    ms-swift puts one there at stage 3, and accelerate calls it.
+    """
+    codes, standing = set(), getattr(sys.modules.get("deepspeed"), "initialize", None)
+    while standing is not None:
+        codes.add(getattr(standing, "__code__", None))
+        standing = getattr(standing, "__wrapped__", None)
+    frame = sys._getframe(2)
+    while frame.f_code in codes and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_globals.get("__name__", "").partition(".")[0]
 
 
 def initialize_for_client(*args: Any, **kwargs: Any) -> Any:

@@ -6,7 +6,6 @@ import torch
 from lightning.fabric.strategies import DeepSpeedStrategy, ParallelStrategy
 from lightning.fabric.utilities.seed import reset_seed
 
-from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations import _lightning_private as private
 from spmdzero.integrations._initialize import ROWS, config_of_devices
 from spmdzero.integrations._lightning_host import join, own_config, refuse_accelerator, register
@@ -80,12 +79,15 @@ class SpmdZeroFabricStrategy(DeepSpeedStrategy):
     def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
         """Ends a micro-batch of the engine; the config decides which micro-batch ends a step.
 
+        A closure runs once before that, as for torch's optimizers; its loss is returned.
+
         Raises:
-            SpmdZeroUsageError: as in `Engine.step`; or there is a closure.
+            SpmdZeroUsageError: as in `Engine.step`.
         """
-        if kwargs.get("closure") is not None:
-            raise SpmdZeroUsageError(
-                'optimizer.step(closure) with Fabric(strategy="spmdzero"): an engine\'s step takes '
-                "none. Call the model, fabric.backward(loss) and optimizer.step()"
-            )
-        return self.model.step()
+        closure = kwargs.get("closure")
+        if closure is None:
+            return self.model.step()
+        with torch.enable_grad():
+            loss = closure()
+        self.model.step()
+        return loss

@@ -79,8 +79,23 @@ def own_config(given: Any, strategy: Any) -> bool:
     return True
 
 
-def register(registry: Any, strategy: type) -> None:
-    """Makes `strategy="spmdzero"` known to one of Lightning's registries."""
-    registry.register(
-        "spmdzero", strategy, description="ZeRO on all devices, by spmdzero", override=True
-    )
+class _Registry:
+    """One of Lightning's registries, in which names that are taken get another meaning."""
+
+    def __init__(self, registry: Any) -> None:
+        self._registry = registry
+
+    def register(self, name: str, strategy: type, **more: Any) -> None:
+        """Makes `name` a strategy of spmdzero."""
+        self._registry.register(name, strategy, override=True, **more)
+
+
+def register(registry: Any, strategy: Any) -> None:
+    """Makes `strategy="spmdzero"` known to one of Lightning's registries.
+
+    The names of Lightning's own DeepSpeed strategies mean it as well: `import deepspeed` gives
+    spmdzero, and Lightning's check for CUDA would refuse them.
+    """
+    own = _Registry(registry)
+    own.register("spmdzero", strategy, description="ZeRO on all devices, by spmdzero")
+    super(strategy, strategy).register_strategies(own)

@@ -96,7 +96,7 @@ def train(engine: spmdzero.Engine, steps: int, **data: Any) -> list[float]:
     return [loss.item() for loss in [engine.train_batch(source) for _ in range(steps)]]
 
 
-def three_calls(engine: spmdzero.Engine, steps: int, **data: int) -> list[float]:
+def three_calls(engine: spmdzero.Engine, steps: int, **data: Any) -> list[float]:
     """As `train`, by forward, backward and step."""
     losses = []
     for (x,) in batches(steps * engine.gradient_accumulation_steps(), **data):

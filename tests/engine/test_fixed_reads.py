@@ -34,6 +34,14 @@ class ReadsPositions(Residual):
         return super().forward(x * (2 if (packed(x)[:, -1] == 0).all() else 3))
 
 
+class ReadsUploaded(Residual):
+    """Reads what it makes on the CPU and moves, as `nn.Transformer` reads its mask."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones(LENGTH, LENGTH).triu(1).to(x.device)
+        return super().forward(x * (2 if (mask == mask.triu(1)).all() else 3))
+
+
 class UsesPositions(Residual):
     """torch_xla uploads the indices of the slices, which stay in the program."""
 
@@ -46,6 +54,8 @@ class UsesPositions(Residual):
     [
         (ReadsPositions, "three calls"),
         pytest.param(ReadsPositions, "train_batch", marks=pytest.mark.slow),
+        (ReadsUploaded, "three calls"),
+        (ReadsUploaded, "train_batch"),
         (UsesPositions, "train_batch"),
         pytest.param(UsesPositions, "three calls", marks=pytest.mark.slow),
     ],

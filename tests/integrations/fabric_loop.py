@@ -1,6 +1,7 @@
 """A loop written with Fabric: `python -m tests.integrations.fabric_loop ROLE FOLDER ACCUMULATION`.
 
-The ROLE is ``plain``, Fabric alone on one CPU process, or ``spmdzero``. Prints what it saw as JSON.
+The ROLE is ``plain``, Fabric alone on one CPU process, or ``spmdzero``. An ACCUMULATION of 0 is one
+of 1 whose steps are given a closure. Prints what it saw as JSON.
 """
 
 import json
@@ -33,6 +34,16 @@ def main() -> None:
     def epoch() -> list[float]:
         losses = []
         for index, (inputs, wanted) in enumerate(loader):
+            if gas == 0:
+
+                def closure() -> torch.Tensor:
+                    optimizer.zero_grad()
+                    loss = nn.functional.mse_loss(model(inputs), wanted)  # noqa: B023
+                    fabric.backward(loss)
+                    return loss
+
+                losses.append(optimizer.step(closure).item())
+                continue
             loss = nn.functional.mse_loss(model(inputs), wanted)
             fabric.backward(loss / gas)
             if (index + 1) % gas == 0:

@@ -102,7 +102,7 @@ def test_a_checkpoint_resumes_bit_for_bit_and_on_other_devices(tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gas", [1, 4])
+@pytest.mark.parametrize("gas", [0, 1, 4])
 def test_a_loop_of_fabrics_has_the_numbers_of_fabric_alone(gas: int, tmp_path: Path):
     module = ("-m", "tests.integrations.fabric_loop")
     plain, ours = (
@@ -111,7 +111,7 @@ def test_a_loop_of_fabrics_has_the_numbers_of_fabric_alone(gas: int, tmp_path: P
     )
     assert len(ours["losses"]) == 16
     assert ours["losses"] == pytest.approx(plain["losses"], rel=TOLERANCE)
-    assert ours["steps"] == 16 // gas
+    assert ours["steps"] == 16 // (gas or 1)
     # What was saved after the first eight batches is there again.
     assert ours["batches"] == 8
     assert ours["resumed"] == ours["losses"][8:]

@@ -19,7 +19,7 @@ _PICTURES = 16
 
 
 def write(folder: Path, chat: Path) -> None:
-    """Writes `data/cifar-10-batches-py`, `wikitext`, `roberta-base` and `opt` into a folder.
+    """Writes `data/cifar-10-batches-py`, `wikitext`, `roberta-base`, `opt` and `bing`.
 
     Args:
         folder: where the scripts run.
@@ -29,6 +29,7 @@ def write(folder: Path, chat: Path) -> None:
     _write_texts(folder / "wikitext")
     _write_tokenizer(folder / "roberta-base")
     _write_opt(folder / "opt")
+    _write_bing(folder / "bing")
     _write_preferences(chat / "data")
 
 
@@ -109,6 +110,64 @@ def _write_opt(folder: Path) -> None:
         bos_token_id=2, eos_token_id=2,
     )  # fmt: skip
     OPTForCausalLM(config).save_pretrained(folder)
+
+
+def _write_bing(folder: Path) -> None:
+    """Writes a vocabulary, and rows with masked words in the form of NVIDIA's pretraining data.
+
+    The rows of `even` have four masked words each, of those of `ragged` a third have three. The
+    files `even.json` and `ragged.json` are configs of bing_bert, `stage_N.json` DeepSpeed's.
+    """
+    folder.mkdir()
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    (folder / "vocab.txt").write_text("\n".join([*specials, *_WORDS]) + "\n")
+    model = {
+        "vocab_size_or_config_json_file": 100, "hidden_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "intermediate_size": 64, "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "type_vocab_size": 2,
+        "max_position_embeddings": 64, "initializer_range": 0.02,
+    }  # fmt: skip
+    training = {
+        "num_epochs": 2, "warmup_proportion": 0.25, "learning_rate": 2e-3, "num_workers": 0,
+        "async_worker": True, "decay_rate": 0.9, "decay_step": 4, "total_training_steps": 8,
+    }  # fmt: skip
+    for name in ("even", "ragged"):
+        data = {"mixed_seq_datasets": {"32": {"pretrain_dataset": f"bing/{name}"}}}
+        config = {
+            "name": name, "bert_token_file": "bing/vocab.txt", "bert_model_config": model,
+            "data": data, "mixed_seq_training": {"32": training},
+        }  # fmt: skip
+        (folder / f"{name}.json").write_text(json.dumps(config))
+        _write_masked(folder / name, ragged=name == "ragged")
+    for stage in range(4):
+        config = {
+            "train_batch_size": 8, "gradient_clipping": 1.0, "steps_per_print": 1000,
+            "zero_optimization": {"stage": stage},
+            "optimizer": {"type": "Adam", "params": {"lr": 2e-3, "weight_decay": 0.01}},
+        }  # fmt: skip
+        (folder / f"stage_{stage}.json").write_text(json.dumps(config))
+
+
+def _write_masked(folder: Path, *, ragged: bool) -> None:
+    import h5py
+    import numpy
+
+    folder.mkdir()
+    draw = numpy.random.default_rng(0)
+    rows, length, masked = 32, 32, 4
+    for shard in range(2):
+        ids = 5 + (draw.integers(0, 95, (rows, 1)) + numpy.arange(length)) % 95
+        ids[:, 0], ids[:, 15], ids[:, -1] = 2, 3, 3
+        places = numpy.sort([1 + draw.permutation(14)[:masked] for _ in range(rows)], 1)
+        labels = numpy.take_along_axis(ids, places, 1)
+        numpy.put_along_axis(ids, places, 4, 1)
+        if ragged:
+            places[::3, -1] = 0
+        with h5py.File(folder / f"training_{shard}.hdf5", "w") as file:
+            file["input_ids"], file["input_mask"] = ids, numpy.ones_like(ids)
+            file["segment_ids"] = numpy.tile(numpy.arange(length) > 15, (rows, 1)).astype(int)
+            file["masked_lm_positions"], file["masked_lm_ids"] = places, labels
+            file["next_sentence_labels"] = draw.integers(0, 2, rows)
 
 
 def _write_lines(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -30,45 +30,52 @@ _TEMPLATE = (
 )
 
 
-def write_model(folder: Path, kind: str) -> Path:
+def write_model(folder: Path, kind: str, ids: dict[str, int] | None = None) -> Path:
     """Writes a model of two blocks in fp32 with its processor.
 
     Args:
         kind: "qwen2_5_vl", "qwen3_vl" or "llava".
+        ids: ids of special tokens that a program takes for granted, of Qwen's models.
     """
     import torch
 
     torch.manual_seed(0)
-    {"qwen2_5_vl": _qwen, "qwen3_vl": _qwen, "llava": _llava}[kind](folder, kind)
+    if kind == "llava":
+        _llava(folder)
+    else:
+        _qwen(folder, kind, ids or {})
     return folder
 
 
-def _tokenizer(specials: list[str]) -> Any:
+def _tokenizer(specials: list[str], ids: dict[str, int]) -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     names = ["<pad>", "<s>", "</s>", *specials, *_WORDS]
-    words = Tokenizer(models.WordLevel({n: i for i, n in enumerate(names)}, unk_token="<pad>"))
+    numbers = {n: i for i, n in enumerate(names)} | ids
+    words = Tokenizer(models.WordLevel(numbers, unk_token="<pad>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
         tokenizer_object=words, pad_token="<pad>", bos_token="<s>", eos_token="</s>",
-        additional_special_tokens=specials, model_max_length=256, padding_side="right",
+        additional_special_tokens=list(dict.fromkeys([*specials, *ids])), model_max_length=256,
+        padding_side="right",
     )  # fmt: skip
 
 
 def _text(tokenizer: Any) -> dict[str, Any]:
     return {
-        "vocab_size": len(tokenizer), "hidden_size": 64, "intermediate_size": 128,
-        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "max_position_embeddings": 256, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+        "vocab_size": max(tokenizer.get_vocab().values()) + 1, "hidden_size": 64,
+        "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 256, "pad_token_id": 0,
+        "bos_token_id": 1, "eos_token_id": 2,
     }  # fmt: skip
 
 
-def _qwen(folder: Path, kind: str) -> None:
+def _qwen(folder: Path, kind: str, known: dict[str, int]) -> None:
     import transformers
 
     marks = [f"<|{name}|>" for name in ("vision_start", "vision_end", "image_pad", "video_pad")]
-    tokenizer = _tokenizer(marks)
+    tokenizer = _tokenizer(marks, known)
     start, end, image, video = tokenizer.convert_tokens_to_ids(marks)
     ids = {
         "image_token_id": image, "video_token_id": video,
@@ -114,7 +121,7 @@ def _qwen(folder: Path, kind: str) -> None:
     ).save_pretrained(folder)
 
 
-def _llava(folder: Path, kind: str) -> None:
+def _llava(folder: Path) -> None:
     from transformers import (
         CLIPImageProcessor,
         CLIPVisionConfig,
@@ -124,7 +131,7 @@ def _llava(folder: Path, kind: str) -> None:
         LlavaProcessor,
     )
 
-    tokenizer = _tokenizer(["<image>"])
+    tokenizer = _tokenizer(["<image>"], {})
     vision = CLIPVisionConfig(
         hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
         image_size=16, patch_size=4, projection_dim=32,
@@ -169,4 +176,25 @@ def write_data(folder: Path, sizes: list[tuple[int, int]]) -> Path:
             ]  # fmt: skip
             lines.append(json.dumps({"messages": messages, "images": [name]}))
         (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def write_table(folder: Path, data: Path) -> Path:
+    """Writes the training rows of `write_data` as a data set of prompts, completions and images."""
+    import datasets
+
+    def worded(message: dict[str, Any]) -> list[dict[str, str]]:
+        text = message["content"][-1]["text"]
+        return [{"role": message["role"], "content": text}]
+
+    rows = list[dict[str, Any]]()
+    for line in (data / "train.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        asked, said = map(worded, row["messages"])
+        images = [str(data / name) for name in row["images"]]
+        rows.append({"prompt": asked, "completion": said, "images": images})
+    table = datasets.Dataset.from_list(rows)
+    table = table.cast_column("images", datasets.Sequence(datasets.Image()))
+    folder.mkdir()
+    table.to_parquet(folder / "train.parquet")
     return folder

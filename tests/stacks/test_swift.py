@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stacks import runs
+from tests.stacks import pictures, runs
 from tests.stacks.material import ROWS
 
 # The model's type can't be told from a folder. Its `float32` trains in fp16 unless that is off.
@@ -60,8 +60,8 @@ def _message(role: str, content: str) -> dict[str, str]:
 class Commands:
     """Commands of ms-swift on one model, each run by plain torch once."""
 
-    def __init__(self, model: Path, folder: Path) -> None:
-        self._model, self._folder = model, folder
+    def __init__(self, model: Path, folder: Path, told: Sequence[str] = TOLD) -> None:
+        self._model, self._folder, self._told = model, folder, told
         self._plain: dict[tuple[str, ...], Path] = {}
 
     def plain(self, words: Sequence[str], data: Path) -> Path:
@@ -80,7 +80,7 @@ class Commands:
     def _all(self, words: Sequence[str], data: Path, into: Path) -> list[str]:
         files = ["--dataset", data / "train.jsonl", "--val_dataset", data / "test.jsonl"]
         told = ["--model", self._model, *files, "--output_dir", into]
-        return ["swift", *words, *TOLD, *map(str, told)]
+        return ["swift", *words, *self._told, *map(str, told)]
 
 
 @pytest.fixture(scope="session")
@@ -172,3 +172,48 @@ def test_its_own_launcher_starts_one_process(
     )
     assert "2 processes on each host were asked for" in ended.said
     assert_as_plain(tmp_path / "out", commands.plain(words, data))
+
+
+# Qwen-VL's template has these numbers in its code.
+QWENS = {
+    "<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645,
+    "<|vision_start|>": 151652, "<|vision_end|>": 151653,
+    "<|image_pad|>": 151655, "<|video_pad|>": 151656,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def captions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of `train.jsonl` and `test.jsonl` with pictures, in ms-swift's own form."""
+    folder = pictures.write_data(tmp_path_factory.mktemp("captions") / "data", [(56, 56)])
+    for path in folder.glob("*.jsonl"):
+        lines = []
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            asked, said = (message["content"][-1]["text"] for message in row["messages"])
+            chat = [_message("user", f"<image>{asked}"), _message("assistant", said)]
+            images = [str(folder / name) for name in row["images"]]
+            lines.append(json.dumps({"messages": chat, "images": images}))
+        path.write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "tuner", "stage"),
+    [("qwen2_5_vl", FULL, "zero2"), ("qwen2_5_vl", LORA, "zero3"), ("qwen3_vl", LORA, "zero2")],
+    ids=["qwen2_5_vl, full", "qwen2_5_vl, lora", "qwen3_vl, lora"],
+)
+def test_sft_with_pictures(
+    kind: str, tuner: Sequence[str], stage: str, captions: Path, tmp_path: Path
+) -> None:
+    model = pictures.write_model(tmp_path / "model", kind, QWENS)
+    told = [kind if word in ("llama", "default") else word for word in TOLD]
+    commands = Commands(model, tmp_path, told)
+    words = ["sft", *tuner, *WHOLE_ROWS]
+    ended = commands.ours([*words, "--deepspeed", stage], captions, tmp_path / "out")
+    plain = commands.plain(words, captions)
+    for key in ("loss", "grad_norm"):
+        pairs = zip(runs.logged(tmp_path / "out", key), runs.logged(plain, key), strict=True)
+        print(f"\n{kind}, {stage}, {key}:", *(f"{a:.6f} ({b:.6f})" for a, b in pairs))
+    assert_as_plain(tmp_path / "out", plain)
+    assert f"ZeRO-{stage[-1]}" in ended.said

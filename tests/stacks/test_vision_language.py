@@ -16,6 +16,7 @@ USUAL = [
     "--save_steps", "3",
 ]  # fmt: skip
 ONE_SIZE, SIZES = [(16, 16)], [(16, 16), (24, 16), (16, 32), (16, 16)]
+LORA = ["--use_peft", "--lora_target_modules", "all-linear", "--lora_dropout", "0.0"]
 AUTO = (
     "train_micro_batch_size_per_gpu", "train_batch_size", "gradient_clipping",
     "gradient_accumulation_steps",
@@ -98,6 +99,36 @@ def test_a_trainer_evaluates_as_plain_torch_does(
     assert len(wanted) == 2
     # fp32, as above.
     assert found == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "stage", "more"),
+    [
+        ("qwen2_5_vl", "zero2", []),
+        ("qwen3_vl", "zero3", []),
+        ("llava", "zero2", []),
+        ("qwen3_vl", "zero2", LORA),
+    ],
+    ids=["qwen2_5_vl", "qwen3_vl", "llava", "LoRA"],
+)
+def test_trls_command_has_the_losses_of_plain_torch(
+    kind: str, stage: str, more: list[str], tmp_path: Path
+) -> None:
+    model = pictures.write_model(tmp_path / "model", kind)
+    data = pictures.write_table(
+        tmp_path / "table", pictures.write_data(tmp_path / "data", ONE_SIZE)
+    )
+
+    def words(out: str) -> list[str]:
+        told = ["--model_name_or_path", model, "--dataset_name", data, "--output_dir", out]
+        # Pictures can't be cut off with the text, and TRL asks to leave the length open.
+        return ["trl", "sft", *map(str, told), *USUAL, "--bf16", "false", "--max_length", "None"]
+
+    ours = ["--accelerate_config", stage, "--mixed_precision", "no"]
+    said = by_spmdzero([*words("ours"), *ours, *more], cwd=tmp_path).said
+    by_torch([*words("plain"), *more], cwd=tmp_path)
+    _assert_equal(tmp_path / "ours", tmp_path / "plain", f"trl sft of {kind}, {stage} {more}")
+    assert f"ZeRO-{stage[-1]}" in said
 
 
 def test_it_resumes_and_leaves_a_model_of_transformers(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from spmdzero.backend.jax._pending_block import made_real
 from spmdzero.backend.jax._quirks import JaxQuirks
 from spmdzero.backend.jax._shared_rows import SharedRows
 from spmdzero.backend.jax._tensor import DEVICE, LazyTensor
-from spmdzero.backend.jax._values import Space
 from spmdzero.backend.jax.scan import Scan, equal_blocks_as_loops
 from spmdzero.backend.protocols._region import AttentionCall, AttentionChoice, Recompute
 from spmdzero.backend.replica import RecomputedBlocks, kept_on_host
@@ -123,7 +122,15 @@ class JaxAround:
             return False
         _, leaves = Graph.of([value])
         uploads = _host.traffic.uploads[-1]
-        return all(leaf.serial in uploads and leaf.space is Space.NEUTRAL for leaf in leaves)
+        return all(leaf.serial in uploads and leaf.common for leaf in leaves)
+
+    def is_same_everywhere(self, tensor: torch.Tensor) -> bool:
+        """Whether a value comes only from what every replica has whole, of any origin."""
+        value = value_of(tensor)
+        if value.node is None:
+            return value.common
+        graph, leaves = Graph.of([value])
+        return graph.common(leaves) == [True]
 
 
 @contextlib.contextmanager

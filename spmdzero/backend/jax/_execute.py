@@ -27,7 +27,7 @@ from spmdzero.backend.jax._graph_function import function_of, marked_spec
 from spmdzero.backend.jax._numbers import with_numbers
 from spmdzero.backend.jax._options import chosen, of_devices
 from spmdzero.backend.jax._uploads import put
-from spmdzero.backend.jax._values import Value
+from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import lowered_for, wide_numbers
 from spmdzero.hlo import between_hosts
 
@@ -273,6 +273,10 @@ def _start(roots: Sequence[Value], *, donate: bool) -> None:
         for place in error.outputs:
             wanted[place].failed = True
         raise
+    if any(value.space is Space.REPLICA for value in wanted):
+        # A read within a forward computes what the forward may keep.
+        for value, common in zip(wanted, ready.graph.common(ready.leaves), strict=True):
+            value.common = common
     with held():
         for value, array in zip(wanted, program.run(arrays), strict=True):
             value.array, value.node = array, None

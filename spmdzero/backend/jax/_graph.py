@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
-from spmdzero.backend.forms._tree import form_of, mapped
+from spmdzero.backend.forms._tree import form_of, found, mapped
 from spmdzero.backend.jax._values import Node, Space, Value
 
 _MARKS = ("mark", "leave")
@@ -95,6 +95,18 @@ class Graph:
         """Maps a slot's number to the operation that sets its sharding by `mesh` and `spec`."""
         said = (step for step in self.steps if step.op.key[0] in _MARKS)
         return {step.made[0].number: step.op for step in said}
+
+    def common(self, leaves: Sequence[Value]) -> list[bool]:
+        """Whether each output is the same for each replica and host, by how it is computed."""
+        given = zip(self.inputs, leaves, strict=True)
+        common = {slot.number for slot, leaf in given if leaf.common}
+        for step in self.steps:
+            divides = step.op.key[0] == "enter" and any(step.op.spec)
+            if not divides and common.issuperset(
+                [slot.number for slot in found((step.args, step.kwargs), Slot)]
+            ):
+                common |= {slot.number for slot in step.made}
+        return [slot.number in common for slot in self.outputs]
 
     @classmethod
     def of(cls, roots: Sequence[Value]) -> tuple["Graph", list[Value]]:

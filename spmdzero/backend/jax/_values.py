@@ -65,11 +65,13 @@ class Value:
         form: shape, dtype and sharding of a computed value, once somebody has asked for them.
         replaces: serial of the computed value that it replaces in a tensor; 0 for none.
         lasts: whether something that is computed on demand reads it.
+        common: whether each replica and host has the same, as far as it was known when it was
+            computed.
     """
 
     __slots__ = (
-        "__weakref__", "array", "dtype", "failed", "form", "holders", "index", "lasts", "node",
-        "on_demand", "replaces", "serial", "shape", "space", "stand_in", "uploaded",
+        "__weakref__", "array", "common", "dtype", "failed", "form", "holders", "index", "lasts",
+        "node", "on_demand", "replaces", "serial", "shape", "space", "stand_in", "uploaded",
     )  # fmt: skip
 
     def __init__(
@@ -88,6 +90,7 @@ class Value:
         self.stand_in, self.serial = stand_in, next(_serial)
         self.holders, self.uploaded, self.failed, self.replaces = 0, False, False, 0
         self.on_demand = self.lasts = False
+        self.common = space in (Space.NEUTRAL, Space.GLOBAL)
         self.form: tuple[tuple[int, ...], torch.dtype, str] | None = None
 
     @property
@@ -104,7 +107,7 @@ class Value:
     def renew(self, array: Any) -> None:
         """Becomes another value of the same form, for a tensor that alone holds this one."""
         self.array, self.serial = array, next(_serial)
-        self.space, self.uploaded = Space.GLOBAL, False
+        self.space, self.uploaded, self.common = Space.GLOBAL, False, True
 
     def take_place_of(self, old: "Value") -> None:
         """Records that a tensor holds this value after `old`, whose memory suits it."""

@@ -86,3 +86,6 @@ class Around(Protocol):
 
     def is_fixed(self, tensor: torch.Tensor) -> bool:
         """Whether a value will be the same at the next step, as far as is known."""
+
+    def is_same_everywhere(self, tensor: torch.Tensor) -> bool:
+        """Whether a replica's value is known to be that of all, and may outlast its forward."""

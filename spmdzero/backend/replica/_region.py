@@ -37,14 +37,10 @@ from spmdzero.backend.replica._around import Around, FollowError, Provided
 from spmdzero.backend.replica._collectives import RowCollectives
 from spmdzero.backend.replica._dispatch import RegionDispatch
 from spmdzero.backend.replica._entered import Entered, enter
-from spmdzero.backend.replica._forbidden import (
-    kept_tensors,
-    refuse_new,
-    refuse_written,
-    write_stamps,
-)
+from spmdzero.backend.replica._forbidden import refuse_written, write_stamps
 from spmdzero.backend.replica._gathered import GatheredAtUse
 from spmdzero.backend.replica._group_methods import collectives_over
+from spmdzero.backend.replica._kept import KeptTensors
 from spmdzero.backend.replica._outputs import Outputs
 from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.backend.replica._recomputed_blocks import RecomputedBlocks
@@ -132,16 +128,17 @@ class ReplicaRegion:
 
     def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Tracing) -> Passage:
         """Runs the module as a call does, but reads and writes nothing that the module holds."""
-        kept, stamps = kept_tensors(self._module), write_stamps(self._own_state())
+        kept, stamps = KeptTensors(self._module), write_stamps(self._own_state())
         generator = torch.get_rng_state()
         try:
-            entered, output, dispatch = self._run(args, kwargs, own, loops=True)
+            entered, output, dispatch = self._run(args, kwargs, own, kept, loops=True)
         except FollowError as error:
             log_once(f"the equal blocks are compiled one by one, and not as one loop: {error}")
             torch.set_rng_state(generator)
-            entered, output, dispatch = self._run(args, kwargs, own, loops=False)
+            kept.undo()
+            entered, output, dispatch = self._run(args, kwargs, own, kept, loops=False)
         self.recomputes, self.read_at = dispatch.recomputes, dispatch.read_at
-        refuse_new(self._module, kept, kept_tensors(self._module))
+        kept.leave(self._mesh, self._around)
         refuse_written(stamps, self._own_state())
         flags: dict[str, torch.Tensor] = {}
         written = leave_written(entered.watch.written(entered.state), self._mesh, flags)
@@ -155,13 +152,20 @@ class ReplicaRegion:
         return Passage(output=whole, written=written, flags=flags, state=entered.watch.before)
 
     def _run(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Tracing, *, loops: bool
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        own: Tracing,
+        kept: KeptTensors,
+        *,
+        loops: bool,
     ) -> tuple[Entered, Any, RegionDispatch]:
         entered = self._enter(args, kwargs, own)
         output, dispatch = self._call(entered, own, loops=loops)
         refusal = entered.watch.refusal(entered.state)
         if refusal is not None:
             # Run it once more, to find the line.
+            kept.undo()
             again = self._enter(args, kwargs, own)
             first = FirstWrong(again.watch.refusal, self._module, again.state)
             self._call(again, own, loops=False, inside=first)

@@ -87,3 +87,7 @@ class TorchXlaAround:
     def is_fixed(self, tensor: torch.Tensor) -> bool:
         """Whether a value will be the same at the next step, as far as is known."""
         return is_fixed(tensor)
+
+    def is_same_everywhere(self, tensor: torch.Tensor) -> bool:
+        """False: XLA would abort the process where a global tensor is used in the region."""
+        return False
