@@ -15,6 +15,7 @@ from spmdzero.backend.jax import _own
 from spmdzero.backend.jax._cells import pending_values
 from spmdzero.backend.jax._execute import start
 from spmdzero.backend.jax._generator import generator
+from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._memory import on_devices
 from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers
@@ -141,9 +142,9 @@ def compute(value: Value) -> None:
         start([*pending_values(), value])
         generator.advance()
         return
+    _, leaves = Graph.of([value])
     # Traced values stay pending, because they would otherwise be missing from the program.
-    started = start([value], donate=False)
-    leaves = started.leaves if started is not None else []
+    start([value], donate=False)
     for uploads in traffic.uploads:
         if all(leaf.serial in uploads for leaf in leaves):
             uploads.add(value.serial)
