@@ -40,8 +40,10 @@ class JaxAround:
         rows: moves rows that devices share around attention; None where none are.
 
     Attributes:
-        quirks, attention, recomputed: see `Around`.
+        quirks, attention, recomputed, keeps_tensors: see `Around`.
     """
+
+    keeps_tensors = True
 
     def __init__(
         self,

@@ -56,8 +56,10 @@ class Around(Protocol):
     Attributes:
         attention: how the latest forward computes attention; empty where it has no kernels.
         recomputed: the modules that run again in backward.
+        keeps_tensors: whether what a forward leaves in an attribute can be global from then on.
     """
 
+    keeps_tensors: bool
     attention: tuple[AttentionCall, ...]
     recomputed: RecomputedBlocks
 

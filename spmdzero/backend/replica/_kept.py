@@ -36,7 +36,8 @@ class KeptTensors:
         left: dict[int, torch.Tensor] = {}
         for held, prefix, name, tensor in list(_kept(self._module)):
             new = self._is_new(held, name)
-            if not new and arrays.write_stamp(tensor) == self._stamps[prefix, name]:
+            written = arrays.write_stamp(tensor) != self._stamps.get((prefix, name))
+            if not new and not (written and around.keeps_tensors):
                 continue
             if tensor.requires_grad or not around.is_same_everywhere(tensor):
                 self._refuse(prefix, name)

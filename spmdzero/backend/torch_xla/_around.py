@@ -29,8 +29,11 @@ class TorchXlaAround:
         keep_on_host: whether what runs again keeps its inputs in the host's memory until backward.
 
     Attributes:
-        quirks, attention, recomputed: see `Around`.
+        quirks, attention, recomputed, keeps_tensors: see `Around`.
     """
+
+    # XLA would abort the process where a global tensor is used in the region.
+    keeps_tensors = False
 
     def __init__(
         self,
@@ -89,5 +92,5 @@ class TorchXlaAround:
         return is_fixed(tensor)
 
     def is_same_everywhere(self, tensor: torch.Tensor) -> bool:
-        """False: XLA would abort the process where a global tensor is used in the region."""
+        """Says that it isn't known: no tensor is kept."""
         return False
