@@ -1,5 +1,6 @@
 """The result of `explain`."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.explain._attention import AttentionUse
 from spmdzero.explain._fit import StageFit
 from spmdzero.explain._moves import Moves
+from spmdzero.explain._refused_scatters import RefusedScatter
 from spmdzero.explain._roofline import Roofline
 from spmdzero.explain._time import StepTime
 from spmdzero.explain._verdict import Verdict
@@ -18,6 +20,8 @@ from spmdzero.plan import sized
 
 # Scalars and vectors that are reduced whole cost less than this multiple of the floor.
 _NEAR_THE_FLOOR = 1.02
+# Of what a device sends: gradients of adapters and biases are seldom more, however many there are.
+_LITTLE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +97,9 @@ class Explanation(Shown):
         ]
         found += [f"{f.name}: {f.subject} ({f.evidence})" for f in self.audit.findings]
         for moves in self.moves:
-            if not moves.target.startswith("cpu") and moves.over_floor > _NEAR_THE_FLOOR:
-                found += [f"{moves.target}: {r.tensor}: {r.reason}" for r in moves.refused]
+            dear = moves.over_floor > _NEAR_THE_FLOOR and moves.cost_of_refused > _LITTLE
+            if dear and not moves.target.startswith("cpu"):
+                found += [f"{moves.target}: {line}" for line in _by_reason(moves.refused)]
         return tuple(found)
 
     def time_on(self, target: str) -> StepTime:
@@ -155,3 +160,12 @@ class Explanation(Shown):
 
 
 _ADAPTER = TypeAdapter(Explanation)
+
+
+def _by_reason(refused: Sequence[RefusedScatter]) -> Iterator[str]:
+    """A line for each reason, with the first gradient and the number of those with the same."""
+    names: dict[str, list[str]] = {}
+    for each in refused:
+        names.setdefault(each.reason, []).append(each.tensor)
+    for reason, (first, *others) in names.items():
+        yield f"{first}{f' and {len(others)} more' if others else ''}: {reason}"

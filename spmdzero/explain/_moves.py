@@ -66,6 +66,19 @@ class Moves:
         """Elements sent, as a multiple of the floor."""
         return self.wire_elements / self.floor_elements if self.floor_elements else 1.0
 
+    @property
+    def cost_of_refused(self) -> float:
+        """The part of `wire_bytes` that goes to `refused` beyond what reduce-scatters would send."""
+        whole = {refused.tensor for refused in self.refused}
+        # An all-reduce is a reduce-scatter and an all-gather of the same size.
+        more = sum(
+            program.runs * collective.turns * collective.wire_bytes / 2
+            for program in self.programs
+            for collective in program.ledger.of_role("gradient")
+            if collective.tensor in whole
+        )
+        return more / self.wire_bytes if self.wire_bytes else 0.0
+
 
 def measure_moves(
     plan: ShardingPlan,

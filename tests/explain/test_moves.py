@@ -5,10 +5,11 @@ import math
 import pytest
 
 from spmdzero.explain import CHIPS, Topology
-from spmdzero.explain._moves import floor_elements
+from spmdzero.explain._explanation import _by_reason
+from spmdzero.explain._moves import ProgramLedger, floor_elements, measure_moves
 from spmdzero.explain._refused_scatters import refused_scatters
 from spmdzero.explain._roofline import roofline
-from spmdzero.inspect import Collective
+from spmdzero.inspect import Collective, CollectiveLedger
 from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan
 
 WEIGHT, BIAS = 1024 * 512, 4096
@@ -66,6 +67,26 @@ def test_floor_of_groups_is_the_gathers_within_them_and_one_between_them() -> No
     assert floor_elements(plan(3, group=4)) == eighths // 8
     four = trained * (4 * (summed + within) + between) + 4 * (512 * 2 * summed + frozen * within)
     assert floor_elements(plan(3, group=4, micro_batches=4)) == four // 8
+
+
+def test_refused_gradients_are_problems_where_they_cost_something() -> None:
+    topology = Topology.parse("v5e:4x4")
+    weight, bias = reduction("weight", (1024, 512)), reduction("bias", (4096,))
+
+    def cost(*collectives: Collective) -> float:
+        ledger = CollectiveLedger(collectives=collectives, aliased=0, parameters=(), named=True)
+        return measure_moves(
+            plan(2, devices=16), [ProgramLedger(kind="boundary", runs=3, ledger=ledger)], stray=(),
+            target=topology.name, topology=topology,
+        ).cost_of_refused  # fmt: skip
+
+    assert cost(weight, bias) == 0.5
+    scattered = reduction("weight", (1024, 512), "reduce-scatter")
+    assert cost(scattered, bias) == pytest.approx(0.5 * BIAS / (WEIGHT + BIAS))
+    assert cost(scattered) == 0
+    lines = _by_reason(refused_scatters(plan(2, devices=16), [weight, bias], topology=topology))
+    (line,) = lines
+    assert line.startswith("weight and 1 more: one mesh axis spans all of v5e:4x4")
 
 
 @pytest.mark.parametrize(
