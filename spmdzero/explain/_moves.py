@@ -68,7 +68,7 @@ class Moves:
 
     @property
     def cost_of_refused(self) -> float:
-        """The part of `wire_bytes` that goes to `refused` beyond what reduce-scatters would send."""
+        """The part of `wire_bytes` that goes to `refused` beyond what reduce-scatters send."""
         whole = {refused.tensor for refused in self.refused}
         # An all-reduce is a reduce-scatter and an all-gather of the same size.
         more = sum(

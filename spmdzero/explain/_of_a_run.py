@@ -31,7 +31,6 @@ class FirstStep:
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self._programs: dict[str, TracedProgram] = {}
-        self._runs: dict[str, int] = {}
         self._engine: Engine | None = None
         self._batch: list[torch.Tensor] = []
         self._contexts = contextlib.ExitStack()

@@ -36,10 +36,9 @@ def explaining(topology: Topology) -> Iterator[list[Explanation]]:
         try:
             yield answers
         except SystemExit as ended:
-            # A launcher's status is that of the script, which a step that was explained ends.
-            if not _is_told(folder):
+            # A step that was explained ends its script, and a launcher has a status of its own.
+            if ended.code and not _is_told(folder):
                 raise
-            del ended
         if (folder / _FAILED).exists():
             raise SpmdZeroUsageError((folder / _FAILED).read_text())
         if not (folder / _ANSWERED).exists():

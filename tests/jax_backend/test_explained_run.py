@@ -103,7 +103,9 @@ def test_a_page_is_written(here: Path) -> None:
     assert "v5litepod-4" in (here / "page.html").read_text()
 
 
-def test_a_script_that_trains_by_no_engine_is_told_so(here: Path) -> None:
+@pytest.mark.parametrize("ending", ["", "raise SystemExit(0)"])
+def test_a_script_that_trains_by_no_engine_is_told_so(here: Path, ending: str) -> None:
+    (here / "plain.py").write_text(f"{PLAIN}\n{ending}")
     _, said = spmdzero(here, "run", "--explain", "v5e:2x2", "plain.py", status=2)
     assert "the script ended before a step of an engine" in said
 
