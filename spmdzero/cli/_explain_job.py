@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ import typer
 
 from spmdzero.backend import choose
 from spmdzero.cli._settings import changed
+from spmdzero.cli._shown import show
 from spmdzero.config import backend_of, read
 from spmdzero.explain import Explanation, Topology, _passes, require_tpu_compiler
-from spmdzero.show import together
 
 _WORKER = "spmdzero.cli._explain_worker"
 _DEFAULT_DEVICES = 8
@@ -79,20 +78,9 @@ class Job:
 
     def _print(self, explanations: list[Explanation], *, as_json: bool, html: Path | None) -> None:
         settings = [f"{key}={json.dumps(value)}" for key, value in self.settings.items()]
-        told = (
-            ("command", shlex.join(["spmdzero", *sys.argv[1:]])),
-            ("config", " ".join([str(self.config), *settings])),
-            ("date", datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")),
-        )
-        page = together(explanations, told=told)
-        if as_json:
-            typer.echo(json.dumps([json.loads(e.to_json()) for e in explanations], indent=2))
-        else:
-            typer.echo(page.text())
-        if html is not None:
-            html.write_text(page.document())
-        for problem in (problem for e in explanations for problem in e.problems):
-            typer.echo(f"problem: {problem}", err=True)
+        config = " ".join([str(self.config), *settings])
+        command = shlex.join(["spmdzero", *sys.argv[1:]])
+        show(explanations, command=command, config=config, as_json=as_json, html=html)
 
 
 def _over_budget(explanations: list[Explanation], most: float) -> bool:

@@ -5,7 +5,6 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -98,16 +97,11 @@ def _topology(name: str | None, devices: int | None, html: Path | None) -> "Topo
 @contextlib.contextmanager
 def _explained(topology: "Topology", html: Path | None) -> Iterator[None]:
     """Context in which a script runs until its first step, which is then explained and printed."""
+    from spmdzero.cli._shown import show
     from spmdzero.integrations._explained_run import explaining
-    from spmdzero.show import together
 
+    # The script gets arguments of its own.
     command = shlex.join(["spmdzero", *sys.argv[1:]])
     with explaining(topology) as explanations:
         yield
-    now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
-    page = together(explanations, told=(("command", command), ("date", now)))
-    typer.echo(page.text())
-    if html is not None:
-        html.write_text(page.document())
-    for problem in (problem for each in explanations for problem in each.problems):
-        typer.echo(f"problem: {problem}", err=True)
+    show(explanations, command=command, html=html)

@@ -271,7 +271,7 @@ def _of_all_hosts(own: Mapping[tuple[str, ...], int]) -> list[tuple[frozenset[st
     Returns None where the hosts' batches have other keys, as one without texts.
     """
     hosts = [own]
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    if dist.is_initialized() and dist.get_world_size() > 1:
         hosts = processes.gather_objects(own)
     if len({frozenset(key for keys in host for key in keys) for host in hosts}) > 1:
         log_once("rows of different lengths: hosts have batches of other keys, and pad none")

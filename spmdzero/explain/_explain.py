@@ -94,7 +94,7 @@ def explain(
     settings, picked = with_policy(settings, model, batch, topologies)
     if topologies and settings.spmd.scan == "off" and _passes.is_first():
         _name_the_loop(model)
-    own, flags = settings.zero_optimization.stage, settings.spmd.xla_flags
+    own = settings.zero_optimization.stage
     order = (own, *sorted(set(stages) - {own}))
     compiled: dict[int, list[Target]] = {}
     with shown(len(order) + len(order) * _programs(settings) * len(topologies)) as step:
@@ -102,9 +102,7 @@ def explain(
         def traced(stage: int) -> _Traced:
             found = _traced(model, settings.source, stage, batch, step, audits=stage == own,
                             topologies=topologies)  # fmt: skip
-            compiled[stage] = compile_on(found.programs, topologies, for_tpu=found.on_tpu,
-                                         flags=flags, stage=stage, step=step,
-                                         sharing=found.engine.plan.mesh.sharing)  # fmt: skip
+            compiled[stage] = found.compiled_on(topologies, step)
             return found
 
         found = traced(own)
@@ -147,12 +145,8 @@ def explain_engine(
                 topologies, lambda: twin_or(programs, lambda: engine_for_tpu(engine, batch))
             )
         found = _Traced(engine=engine, programs=programs, audit=audit, for_tpu=for_tpu)
-        stage, flags = engine.plan.stage, settings.spmd.xla_flags
-        own = compile_on(
-            programs, topologies, for_tpu=found.on_tpu, flags=flags, stage=stage, step=step,
-            sharing=engine.plan.mesh.sharing,
-        )  # fmt: skip
-    return _put_together(found, {stage: own}, batch, topologies)
+        own = found.compiled_on(topologies, step)
+    return _put_together(found, {engine.plan.stage: own}, batch, topologies)
 
 
 def explain_traced(
@@ -172,13 +166,9 @@ def explain_traced(
     audit = AuditReport(findings=(), steps=0, programs=())
     there = {topology.name: ForTpu(programs=programs, attention=engine.attention)}
     found = _Traced(engine=engine, programs=programs, audit=audit, for_tpu=there)
-    stage, flags = engine.plan.stage, engine.spmd_config.spmd.xla_flags
     with shown(len(programs)) as step:
-        own = compile_on(
-            programs, [topology], for_tpu=found.on_tpu, flags=flags, stage=stage, step=step,
-            sharing=engine.plan.mesh.sharing,
-        )  # fmt: skip
-    return _put_together(found, {stage: own}, batch, [topology])
+        own = found.compiled_on([topology], step)
+    return _put_together(found, {engine.plan.stage: own}, batch, [topology])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,10 +180,14 @@ class _Traced:
     audit: AuditReport
     for_tpu: Mapping[str, ForTpu]
 
-    @property
-    def on_tpu(self) -> dict[str, tuple[TracedProgram, ...]]:
-        """The programs for each topology, by its name."""
-        return {name: there.programs for name, there in self.for_tpu.items()}
+    def compiled_on(self, topologies: Sequence[Topology], step: Step) -> list[Target]:
+        """Compiles the step for each topology, as the config's flags say; see `compile_on`."""
+        plan = self.engine.plan
+        return compile_on(
+            self.programs, topologies, stage=plan.stage, step=step, sharing=plan.mesh.sharing,
+            for_tpu={name: there.programs for name, there in self.for_tpu.items()},
+            flags=self.engine.spmd_config.spmd.xla_flags,
+        )  # fmt: skip
 
     @property
     def first(self) -> ForTpu:

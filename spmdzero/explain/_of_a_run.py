@@ -2,12 +2,11 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 
 from spmdzero.backend import Batch as PlacedBatch
-from spmdzero.backend import Placeholders, current, map_tensors, programs, runtime
+from spmdzero.backend import Placeholders, current, found, programs, runtime
 from spmdzero.engine import Engine, StepGraph, engines_made
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.explain._aot import require_tpu_compiler
@@ -15,6 +14,7 @@ from spmdzero.explain._chips import Topology
 from spmdzero.explain._explain import explain_traced
 from spmdzero.explain._explanation import Explanation
 from spmdzero.explain._trace import TracedProgram
+from spmdzero.explain._without_data import traced_program
 from spmdzero.profiling import backward_scopes, module_scopes
 
 
@@ -23,28 +23,20 @@ class FirstStep:
 
     Args:
         topology: the chips that the step is traced for, of as many devices as this process has.
-
-    Attributes:
-        topology: the same.
+        ended: is called with this object when the step is traced; it doesn't return.
     """
 
-    def __init__(self, topology: Topology) -> None:
-        self.topology = topology
+    def __init__(self, topology: Topology, *, ended: Callable[["FirstStep"], None]) -> None:
+        self._topology, self._ended = topology, ended
         self._programs: dict[str, TracedProgram] = {}
         self._engine: Engine | None = None
         self._batch: list[torch.Tensor] = []
         self._contexts = contextlib.ExitStack()
-        self._ended: Callable[[], None] = lambda: None
 
     @contextlib.contextmanager
-    def watched(self, ended: Callable[[], None]) -> Iterator[None]:
-        """Context in which a script runs; nothing is computed in it, and reads give zeros.
-
-        Args:
-            ended: is called when the step is traced; it doesn't return.
-        """
-        self._ended = ended
-        placed = runtime.on_torus(self.topology.torus_to_trace)
+    def watched(self) -> Iterator[None]:
+        """Context in which a script runs; nothing is computed in it, and reads give zeros."""
+        placed = runtime.on_torus(self._topology.torus_to_trace)
         traces = runtime.tracing_only(platform="TPU", reads_give_zeros=True)
         with self._contexts, traces, placed, engines_made(self._made):
             yield
@@ -57,13 +49,13 @@ class FirstStep:
         """
         assert self._engine is not None
         ran = tuple(self._programs.values())
-        return explain_traced(self._engine, ran, self.topology, self._batch)
+        return explain_traced(self._engine, ran, self._topology, self._batch)
 
     def _made(self, engine: Engine) -> None:
         """Drops what would be computed for a new engine's states, and waits for its programs."""
-        if current().name != "jax":
+        if not current().zeros_without_data:
             raise SpmdZeroUsageError(
-                '--explain: a script is explained by JAX\'s backend, and this one has "torch_xla". '
+                f"--explain: a script is explained by JAX's backend, this is {current().name}'s. "
                 "Set SPMDZERO_BACKEND=jax, or explain a module: spmdzero explain"
             )
         require_tpu_compiler()
@@ -80,31 +72,13 @@ class FirstStep:
 
     def _read(self, engine: Engine, graph: StepGraph, placeholders: Placeholders) -> None:
         last = graph.kind == "boundary"
-        more = engine.gradient_accumulation_steps() - 1
         if graph.kind not in self._programs:
-            self._programs[graph.kind] = TracedProgram(
-                kind=graph.kind,
-                runs=1 if last else more,
-                outputs=graph.returned,
-                annotated=placeholders.program(list(graph.outputs.values())),
-                compiled=None,
-            )
+            runs = 1 if last else engine.gradient_accumulation_steps() - 1
+            self._programs[graph.kind] = traced_program(graph, runs, placeholders)
         placeholders.stand_for(graph.outputs.values())
         if not self._batch and graph.rows is not None:
-            self._batch = _tensors((graph.rows.args, dict(graph.rows.kwargs)))
+            placed = found((graph.rows.args, dict(graph.rows.kwargs)), PlacedBatch)
+            self._batch = [batch.tensor for batch in placed]
         if last:
             self._engine = engine
-            self._ended()
-
-
-def _tensors(batch: Any) -> list[torch.Tensor]:
-    """The batch tensors of a forward's placed inputs."""
-    found: list[torch.Tensor] = []
-
-    def note(_: str, leaf: Any) -> Any:
-        if isinstance(leaf, PlacedBatch):
-            found.append(leaf.tensor)
-        return leaf
-
-    map_tensors(batch, note)
-    return found
+            self._ended(self)

@@ -94,15 +94,16 @@ def trace_without_data(engine: Engine, batch: Batch) -> tuple[TracedProgram, ...
         batch: the inputs of one forward; the module returns the loss.
     """
     args, kwargs = inputs_of(batch)
-
-    def traced(graph: StepGraph, runs: int, placeholders: Placeholders) -> TracedProgram:
-        program = placeholders.program(list(graph.outputs.values()))
-        return TracedProgram(
-            kind=graph.kind, runs=runs, outputs=graph.returned, annotated=program, compiled=None
-        )
-
     with module_scopes(engine.module), backward_scopes(engine.module):
-        return tuple(each_program(engine, args, kwargs, traced))
+        return tuple(each_program(engine, args, kwargs, traced_program))
+
+
+def traced_program(graph: StepGraph, runs: int, placeholders: Placeholders) -> TracedProgram:
+    """A program that is about to be compiled, and that runs `runs` times in a step."""
+    program = placeholders.program(list(graph.outputs.values()))
+    return TracedProgram(
+        kind=graph.kind, runs=runs, outputs=graph.returned, annotated=program, compiled=None
+    )
 
 
 def each_program(

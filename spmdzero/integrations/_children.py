@@ -12,6 +12,8 @@ from spmdzero.integrations._replaced import in_place_of
 logger = logging.getLogger("spmdzero")
 _FOLDER = str(Path(__file__).parent / "in_children")
 _PATH = "PYTHONPATH"
+EXPLAINED = "SPMDZERO_EXPLAIN"
+"""Names, in the environment, the folder of a run whose first step is explained."""
 
 
 def know_deepspeed() -> None:

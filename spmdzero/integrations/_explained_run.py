@@ -6,6 +6,7 @@ is asked, and takes the answer.
 
 import atexit
 import contextlib
+import functools
 import os
 import tempfile
 from collections.abc import Iterator
@@ -13,8 +14,8 @@ from pathlib import Path
 
 from spmdzero.errors import SpmdZeroError, SpmdZeroUsageError
 from spmdzero.explain import Explanation, FirstStep, Topology
+from spmdzero.integrations._children import EXPLAINED
 
-VARIABLE = "SPMDZERO_EXPLAIN"
 _ASKED, _ANSWERED, _FAILED = "slice", "explanation", "failure"
 _lasting = contextlib.ExitStack()
 
@@ -31,7 +32,7 @@ def explaining(topology: Topology) -> Iterator[list[Explanation]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / _ASKED).write_text(topology.name)
-        os.environ[VARIABLE] = name
+        os.environ[EXPLAINED] = name
         begin()
         try:
             yield answers
@@ -58,15 +59,15 @@ def begin() -> None:
 
     Nothing is computed from now on.
     """
-    folder = Path(os.environ.get(VARIABLE, ""))
-    if VARIABLE in os.environ and (folder / _ASKED).exists():
+    folder = Path(os.environ.get(EXPLAINED, ""))
+    if EXPLAINED in os.environ and (folder / _ASKED).exists():
         # At the interpreter's end names of modules would be gone.
         atexit.register(_lasting.close)
-        step = FirstStep(Topology.parse((folder / _ASKED).read_text()))
-        _lasting.enter_context(step.watched(lambda: _tell(step, folder)))
+        asked = Topology.parse((folder / _ASKED).read_text())
+        _lasting.enter_context(FirstStep(asked, ended=functools.partial(_tell, folder)).watched())
 
 
-def _tell(step: FirstStep, folder: Path) -> None:
+def _tell(folder: Path, step: FirstStep) -> None:
     """Writes the explanation, and ends the script.
 
     Raises:

@@ -66,7 +66,8 @@ def install() -> None:
     _children.start_one_a_host()
     _plain_torch.watch_steps()
     sys.meta_path.insert(0, _Finder(package=True))
-    if os.environ.get("SPMDZERO_EXPLAIN"):
+    if os.environ.get(_children.EXPLAINED):
+        # No other run waits for this import.
         from spmdzero.integrations import _explained_run
 
         _explained_run.begin()

@@ -55,6 +55,7 @@ class Backend:
         shared_replicas: whether devices can share the work of a replica, along an axis.
         loops: whether a program can run equal blocks of a model as one loop.
         attention_kernels: whether a program can compute attention by a kernel.
+        zeros_without_data: whether reads of what is only traced can give zeros, see `Runtime`.
         views_in_inference_mode: whether a tensor made outside of `torch.inference_mode` can be
             viewed in it, as a linear layer does with its weight.
         world_of_devices: whether torch.distributed's world is the replicas in a forward; else it is
@@ -84,6 +85,7 @@ class Backend:
     shared_replicas: bool = True
     loops: bool = True
     attention_kernels: bool = True
+    zeros_without_data: bool = True
     views_in_inference_mode: bool = True
     world_of_devices: bool = True
     device_memory: DeviceMemory | None = None

@@ -84,7 +84,7 @@ class Runtime(Protocol):
         Args:
             platform: the result of `program_platform` inside; None changes nothing.
             reads_give_zeros: whether a read of a value without data gives zeros, and is said; else
-                it is refused. JAX's backend has it.
+                it is refused. A backend has it whose `zeros_without_data` says so.
         """
 
     def is_tracing_only(self) -> bool:

@@ -7,19 +7,15 @@ backend asks this module at each of its ways to the host.
 
 import contextlib
 import dataclasses
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 import torch
 
+from spmdzero._logging import log_once
 from spmdzero._user_line import user_line
 from spmdzero.errors import ReplicaRegionError
-
-logger = logging.getLogger("spmdzero")
-# Lines that were told so: each is told once.
-_given_zeros: set[str] = set()
 
 # Number of replicas whose values `repr` shows.
 _SHOWN = 8
@@ -106,10 +102,7 @@ def refuse_read_without_data() -> NoReturn:
 
 def zeros_without_data(tensor: torch.Tensor) -> torch.Tensor:
     """Zeros on the CPU, for Python to read of a tensor without data; a log line says where."""
-    line = user_line()
-    if line not in _given_zeros:
-        _given_zeros.add(line)
-        logger.info("%s: nothing is computed: what is read here is zero", line)
+    log_once(f"{user_line()}: nothing is computed: what is read here is zero")
     with torch.no_grad():
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
 
