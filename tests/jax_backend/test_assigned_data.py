@@ -5,6 +5,7 @@ import torch
 
 import spmdzero
 from spmdzero.backend import runtime
+from spmdzero.backend.forms._said import said_of, say
 from tests.support.engines import config
 
 
@@ -21,6 +22,15 @@ def test_data_may_become_of_another_dtype_or_shape() -> None:
     kept.sum().backward()
     assert kept.grad is not None
     assert (kept.tolist(), kept.grad.tolist()) == ([2.0] * 4, [1.0] * 4)
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (4,)])
+def test_what_was_said_of_a_tensors_values_is_not_said_of_others(shape: tuple[int, ...]) -> None:
+    mask = torch.ones(2, 2).to(runtime.device())
+    say(mask, "all ones")
+    assert said_of(mask) == "all ones"
+    mask.data = torch.zeros(shape).to(runtime.device())
+    assert said_of(mask) is None
 
 
 def test_an_engines_parameter_keeps_its_dtype() -> None:

@@ -19,6 +19,11 @@ def said_of(tensor: torch.Tensor) -> Any:
     return what if version == tensor._version else None
 
 
+def unsay(tensor: torch.Tensor) -> None:
+    """Has `said_of` return None: the tensor gets other values, and may get their version."""
+    vars(tensor).pop(_SAID, None)
+
+
 def as_said_of(tensor: torch.Tensor, copied: torch.Tensor) -> torch.Tensor:
     """Returns `copied`, which has the values of `tensor`, and says of it what is said of that."""
     what = said_of(tensor)

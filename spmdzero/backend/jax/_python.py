@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from spmdzero._user_line import user_line
+from spmdzero.backend.forms._said import unsay
 from spmdzero.backend.forms._tree import found, map_tensors
 from spmdzero.backend.jax import _plain_autograd
 from spmdzero.backend.jax._dispatch import dispatched, read, replace, value_of
@@ -315,6 +316,7 @@ def assign(tensor: LazyTensor, value: torch.Tensor) -> None:
         RuntimeError: `value` has another shape or dtype, and the tensor is an engine's parameter,
             has a gradient, or is held by a weak reference or a graph.
     """
+    unsay(tensor)
     if (value.shape, value.dtype) != (tensor.shape, tensor.dtype):
         _become_another(tensor, value)
     elif isinstance(value, LazyTensor):
