@@ -11,6 +11,7 @@ from spmdzero.backend._current import (
     flags,
     host_memory,
     is_chosen,
+    lowering,
     programs,
     runtime,
 )
@@ -20,6 +21,7 @@ from spmdzero.backend._named_states import follow as follow_named_states
 from spmdzero.backend._old_norms import old_norm_error, old_norms
 from spmdzero.backend._packing import packing
 from spmdzero.backend._seeding import follow_torchs_seed
+from spmdzero.backend._traced import is_tracing_only, on_torus, tracing_only
 from spmdzero.backend._uploads import same_on_hosts
 from spmdzero.backend.chips._flag_sets import FLAG_SETS
 from spmdzero.backend.chips._torus import Torus, scatter_steps, scatters_whole
@@ -64,7 +66,7 @@ from spmdzero.backend.protocols._compiler import (
     StandInKeptError,
 )
 from spmdzero.backend.protocols._mesh import REPLICATED, Across, Mesh, PartitionSpec, Reduction
-from spmdzero.backend.protocols._programs import AnnotatedProgram, Placeholders, Programs
+from spmdzero.backend.protocols._programs import Lowering, Placeholders, Programs
 from spmdzero.backend.protocols._region import (
     AttentionCall,
     Forward,
@@ -84,7 +86,6 @@ __all__ = [
     "REPLICATED",
     "TENSORS",
     "Across",
-    "AnnotatedProgram",
     "Arrays",
     "AttentionCall",
     "Batch",
@@ -98,6 +99,7 @@ __all__ = [
     "IndexSites",
     "Kept",
     "KeySource",
+    "Lowering",
     "Mesh",
     "PartitionSpec",
     "Passage",
@@ -134,11 +136,13 @@ __all__ = [
     "host_memory",
     "is_chosen",
     "is_dtensor",
+    "is_tracing_only",
     "is_transforming",
     "keep_same",
     "key_of",
     "let_in",
     "local_replicas",
+    "lowering",
     "map_tensors",
     "mapped",
     "memory_maps",
@@ -146,6 +150,7 @@ __all__ = [
     "note_index",
     "old_norm_error",
     "old_norms",
+    "on_torus",
     "packing",
     "programs",
     "refuse_gradient_hooks",
@@ -162,5 +167,6 @@ __all__ = [
     "stored_zeros",
     "to_all_rows",
     "to_own_rows",
+    "tracing_only",
     "undistributed",
 ]

@@ -19,7 +19,7 @@ from spmdzero.backend.protocols._arrays import Arrays
 from spmdzero.backend.protocols._backend import Backend
 from spmdzero.backend.protocols._compiler import Compiler
 from spmdzero.backend.protocols._host_memory import HostMemory
-from spmdzero.backend.protocols._programs import Counters, Flags, Programs
+from spmdzero.backend.protocols._programs import Counters, Flags, Lowering, Programs
 from spmdzero.backend.protocols._runtime import Runtime
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroRuntimeError, SpmdZeroUsageError
 
@@ -81,6 +81,13 @@ def host_memory() -> HostMemory:
     memory = current().host_memory
     assert memory is not None
     return memory
+
+
+def lowering() -> Lowering:
+    """The `Lowering` of the backend in use, for a caller who knows that it has one."""
+    found = current().lowering
+    assert found is not None
+    return found
 
 
 def require_processes(environment: Mapping[str, str], *, platform: str) -> None:

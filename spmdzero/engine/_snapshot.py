@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from spmdzero.backend import AnnotatedProgram, programs
+from spmdzero.backend import current, programs
 from spmdzero.engine._repeated_rows import RepeatedRows
 
 
@@ -43,6 +43,10 @@ class StepGraph:
         # Compiled once for all observers of the same graph.
         return programs.optimized_hlo(list(self.outputs.values()))
 
-    def annotated(self) -> AnnotatedProgram:
-        """The pending program with annotations, neither partitioned nor optimised."""
-        return programs.annotated(list(self.outputs.values()))
+    def annotated(self) -> bytes | None:
+        """The pending program, neither partitioned nor optimised: see `Lowering`.
+
+        None by a backend that can't hand it to another compiler.
+        """
+        lowering = current().lowering
+        return None if lowering is None else lowering.annotated(list(self.outputs.values()))

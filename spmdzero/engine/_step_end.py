@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from spmdzero.backend import runtime
+from spmdzero.backend import is_tracing_only, runtime
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._frozen import FreezeWatch
 from spmdzero.engine._health import look
@@ -83,7 +83,7 @@ class StepEnd:
             if boundary:
                 self._finish_step(optimizer, lr_kwargs, skipped=skipped)
             # A step that is only traced has found nothing: its program doesn't run.
-            if self.agreement.is_due() and not runtime.is_tracing_only():
+            if self.agreement.is_due() and not is_tracing_only():
                 look(self._training)
         finally:
             # The step is done, even if a schedule, a monitor or a check raises.

@@ -13,15 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spmdzero.backend import AnnotatedProgram, current
+from spmdzero.backend import current
 from spmdzero.backend import flags as own_flags
-from spmdzero.errors import SpmdZeroRuntimeError
+from spmdzero.errors import SpmdZeroRuntimeError, SpmdZeroUsageError
 from spmdzero.explain import _passes
 from spmdzero.explain._chips import CHIPS, Topology
 
-# Pythons with wheels of jax 0.7.1 and libtpu 0.0.21, which compile torch_xla's programs; the
-# markers of pyproject.toml name them too.
-_PYTHONS = ((3, 11), (3, 12))
 _CHILD = Path(__file__).with_name("_aot_child.py")
 # Equal operations share their machine code: the optimised HLO stays the same to the letter, and the
 # compiler takes a third less host memory (measured with libtpu 0.0.21, 4 equal layers).
@@ -96,40 +93,39 @@ class Compiled:
 
 
 def require_tpu_compiler() -> None:
-    """Checks that jax and libtpu are installed; the JAX backend accepts any matching versions.
+    """Checks that programs can be traced for TPUs that aren't here, and that libtpu is installed.
 
     Raises:
-        SpmdZeroRuntimeError: a package is missing, or has no wheels for this Python.
+        SpmdZeroUsageError: the backend traces for this process's devices alone.
+        SpmdZeroRuntimeError: libtpu is missing.
     """
-    on_jax = current().name == "jax"
-    if not on_jax and sys.version_info[:2] not in _PYTHONS:
-        raise SpmdZeroRuntimeError(
-            "compiling for TPU needs jax 0.7.1 and libtpu 0.0.21, both of which have wheels for "
-            f"Python 3.11 and 3.12 only, and this is {sys.version_info[0]}.{sys.version_info[1]}: "
-            "pip install 'spmdzero[tpu]' under one of those, or explain without --tpu here"
+    if current().lowering is None:
+        raise SpmdZeroUsageError(
+            f"a program for TPUs that aren't here is traced by JAX's backend, and this is "
+            f"{current().name}'s. Set SPMDZERO_BACKEND=jax, with pip install 'spmdzero[jax]' "
+            "'jax[tpu]'; or explain the program of this process's devices, without a TPU"
         )
-    missing = [name for name in ("jax", "libtpu") if importlib.util.find_spec(name) is None]
-    if missing:
+    if importlib.util.find_spec("libtpu") is None:
         raise SpmdZeroRuntimeError(
-            f"compiling for TPU needs {' and '.join(missing)}, which is not installed: "
-            + ("pip install 'jax[tpu]'" if on_jax else "pip install 'spmdzero[tpu]'")
+            "compiling for TPU needs libtpu, which is not installed: pip install 'jax[tpu]'"
         )
 
 
 def compile_for_tpu(
-    program: AnnotatedProgram, topology: Topology, *, flags: Mapping[str, str] | None = None
+    program: bytes, topology: Topology, *, flags: Mapping[str, str] | None = None
 ) -> Compiled:
-    """Compiles an annotated program by libtpu, for chips that need not be present.
+    """Compiles a program by libtpu, for chips that need not be present.
 
     Args:
-        program: a program annotated for `topology.devices` devices.
+        program: traced for `topology.devices` devices, see `spmdzero.backend.Placeholders`.
         topology: the chips.
         flags: XLA's compile options; None for the backend's own.
 
     Returns the compiled program, or only its memory if it needs more than a chip has.
 
     Raises:
-        SpmdZeroRuntimeError: jax or libtpu is missing, the compiler failed, or it took too long.
+        SpmdZeroRuntimeError: libtpu is missing, the compiler failed, or it took too long.
+        SpmdZeroUsageError: see `require_tpu_compiler`.
         WaitingError: this process is a pass of `_passes`, and the program wasn't compiled before.
     """
     require_tpu_compiler()
@@ -139,21 +135,19 @@ def compile_for_tpu(
         "cores": topology.chip.cores,
         "devices": topology.devices,
         "flags": {**_LEAN, **(own_flags.ALWAYS if flags is None else flags)},
-        "stablehlo": program.is_stablehlo,
-        "input_shardings": dict(program.input_shardings),
     }
     hint = _OF_THE_SET if set(flags or ()) - set(own_flags.ALWAYS) else ""
     between = os.environ.get(_passes.FOLDER)
     if between is None:
         with tempfile.TemporaryDirectory() as folder:
-            _order(Path(folder), program.module, request, name=topology.name)
+            _order(Path(folder), program, request, name=topology.name)
             _passes.compile_one(Path(folder))
             return _read(Path(folder), topology, hint=hint)
     told = json.dumps(request, sort_keys=True).encode()
-    folder = Path(between, hashlib.sha256(program.module + told).hexdigest())
+    folder = Path(between, hashlib.sha256(program + told).hexdigest())
     if not folder.exists():
         folder.mkdir()
-        _order(folder, program.module, request, name=topology.name)
+        _order(folder, program, request, name=topology.name)
         raise WaitingError
     return _read(folder, topology, hint=hint)
 
@@ -217,15 +211,9 @@ def _refused(topology: Topology, said: str) -> str:
     if _number(here) >= _number(chip.libtpu):
         return f"{refused}. Take other numbers of chips: v5e:2x4 and v5p:2x2x2 are two that it has"
     older = ", ".join(known.name for known in CHIPS.values() if known.libtpu != chip.libtpu)
-    newer = "pip install --upgrade 'jax[tpu]' brings one"
-    if current().name != "jax":
-        newer = (
-            "JAX's backend takes it, in an environment of its own: SPMDZERO_BACKEND=jax, pip "
-            "install spmdzero 'jax[tpu]'"
-        )
     return (
-        f"{refused}. libtpu {chip.libtpu} compiles for {chip.name}: {newer}. What is here compiles "
-        f"for {older}"
+        f"{refused}. libtpu {chip.libtpu} compiles for {chip.name}: pip install --upgrade "
+        f"'jax[tpu]' brings one. What is here compiles for {older}"
     )
 
 

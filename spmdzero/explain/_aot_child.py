@@ -2,9 +2,8 @@
 
     python -P _aot_child.py REQUEST.json RESULT.json
 
-It imports jax and libtpu and nothing of spmdzero: torch_xla's bundled XLA and jaxlib's can't share
-a process, a failed check in libtpu ends its process, and the memory of a compilation is freed when
-the process ends.
+It imports jax and libtpu and nothing of spmdzero: a failed check in libtpu ends its process, and
+the memory of a compilation is freed when the process ends.
 """
 
 import json
@@ -28,12 +27,8 @@ def main(request_path: str, result_path: str) -> None:
     except xla_client.XlaRuntimeError as error:
         Path(result_path).write_text(json.dumps({"refused": str(error)}))
         return
-    module = Path(request["module"]).read_bytes()
-    if request["stablehlo"]:
-        module = without_the_cpus(module)
-    else:
-        module = as_stablehlo(module, request["input_shardings"])
-    build = options([d.id for d in devices], flags=request["flags"], shardy=request["stablehlo"])
+    module = without_the_cpus(Path(request["module"]).read_bytes())
+    build = options([d.id for d in devices], flags=request["flags"])
     try:
         executable = compiled(devices, module, build)
     except xla_client.XlaRuntimeError as error:
@@ -70,9 +65,8 @@ def devices_of(request: dict[str, Any]) -> list[Any]:
     topology = topologies.get_topology_desc(
         topology_name=request["topology"], platform="tpu", num_slices=request["slices"], **cores
     )
-    # In the order of the backend's mesh: torch_xla's along x first on a slice, JAX's host by host.
-    host = 1 if request["stablehlo"] else 0
-    found = sorted(topology.devices, key=lambda device: (host * device.process_index, device.id))
+    # In the order of the backend's mesh, host by host.
+    found = sorted(topology.devices, key=lambda device: (device.process_index, device.id))
     assert len(found) == request["devices"], f"{len(found)} devices, not {request['devices']}"
     return found
 
@@ -88,12 +82,12 @@ def compiled(devices: list[Any], module: bytes, build: Any) -> Any:
             return devices[0].client.compile(ir.Module.parse(module), **told)
 
 
-def options(device_ids: list[int], *, flags: dict[str, str], shardy: bool) -> Any:
-    """The compile options that torch_xla and JAX set for SPMD: one replica, free shardings."""
+def options(device_ids: list[int], *, flags: dict[str, str]) -> Any:
+    """The compile options that JAX sets for SPMD: one replica, free shardings."""
     made = xla_client.CompileOptions()
     made.num_replicas, made.num_partitions = 1, len(device_ids)
     build = made.executable_build_options
-    build.use_spmd_partitioning, build.use_shardy_partitioner = True, shardy
+    build.use_spmd_partitioning, build.use_shardy_partitioner = True, True
     build.allow_spmd_sharding_propagation_to_output = [True]
     build.device_assignment = xla_client.DeviceAssignment.create(np.array([device_ids]))
     made.env_option_overrides = list(flags.items())
@@ -108,30 +102,6 @@ def without_the_cpus(module: bytes) -> bytes:
         return mlir.module_to_bytecode(parsed)
 
 
-def as_stablehlo(proto: bytes, shardings: dict[str, str]) -> bytes:
-    """The HLO as StableHLO, without the CPU compiler's operations, with attributes of inputs.
-
-    A graph that is lowered for its text has fewer attributes of its inputs than one that is run.
-    Each input is marked as one whose buffer an output may take: torch_xla donates tensors that are
-    updated in place, and XLA uses a donated buffer only for an output of the same shape and
-    sharding. Inputs without data get their sharding from `shardings`: number of the input ->
-    sharding.
-    """
-    with mlir.make_ir_context(), ir.Location.unknown():
-        module = ir.Module.parse(xla_client._xla.mlir.hlo_to_stablehlo(proto))
-        main = _main_of(module)
-        arguments = []
-        for number, attributes in enumerate(_attributes_of_inputs(main)):
-            told = {named.name: named.attr for named in attributes}
-            told["jax.buffer_donor"] = ir.BoolAttr.get(True)
-            if str(number) in shardings:
-                told["mhlo.sharding"] = ir.StringAttr.get(shardings[str(number)])
-            arguments.append(ir.DictAttr.get(told))
-        main.attributes["arg_attrs"] = ir.ArrayAttr.get(arguments)
-        _divide_no_more_by_one(main)
-        return mlir.module_to_bytecode(module)
-
-
 def _main_of(module: ir.Module) -> ir.OpView | ir.Operation:
     return next(
         op
@@ -139,14 +109,6 @@ def _main_of(module: ir.Module) -> ir.OpView | ir.Operation:
         if op.operation.name == "func.func"
         and ir.StringAttr(op.attributes["sym_name"]).value == "main"
     )
-
-
-def _attributes_of_inputs(main: ir.OpView | ir.Operation) -> list[ir.DictAttr]:
-    if "arg_attrs" in main.attributes:
-        return [ir.DictAttr(each) for each in ir.ArrayAttr(main.attributes["arg_attrs"])]
-    # MLIR leaves the list out if no input has attributes, as when no input has data.
-    taken = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value).inputs
-    return [ir.DictAttr.get({}) for _ in taken]
 
 
 def _divide_no_more_by_one(main: ir.OpView | ir.Operation) -> None:

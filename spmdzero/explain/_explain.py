@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from spmdzero.audit import AuditReport, sorted_findings
-from spmdzero.backend import current, map_tensors, runtime
+from spmdzero.backend import current, map_tensors, on_torus, runtime, tracing_only
 from spmdzero.backend.replica._candidates import candidates
 from spmdzero.config import SpmdZeroConfig
 from spmdzero.engine import Engine, initialize
@@ -251,7 +251,7 @@ def _traced(
     with step(f"stage {stage}, tracing"):
         if is_without_data(model):
             own = topologies[0].torus_to_trace
-            with runtime.tracing_only(platform="TPU"), runtime.on_torus(own):
+            with tracing_only(platform="TPU"), on_torus(own):
                 bring_to_devices(duplicate)
                 engine, *_ = initialize(model=duplicate, config=config)
                 programs = trace_without_data(engine, batch)

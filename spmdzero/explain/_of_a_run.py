@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 import torch
 
 from spmdzero.backend import Batch as PlacedBatch
-from spmdzero.backend import Placeholders, current, found, programs, runtime
+from spmdzero.backend import Placeholders, found, lowering, on_torus, tracing_only
 from spmdzero.engine import Engine, StepGraph, engines_made
-from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.explain._aot import require_tpu_compiler
 from spmdzero.explain._chips import Topology
 from spmdzero.explain._explain import explain_traced
@@ -36,8 +35,8 @@ class FirstStep:
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Context in which a script runs; nothing is computed in it, and reads give zeros."""
-        placed = runtime.on_torus(self._topology.torus_to_trace)
-        traces = runtime.tracing_only(platform="TPU", reads_give_zeros=True)
+        placed = on_torus(self._topology.torus_to_trace)
+        traces = tracing_only(platform="TPU", reads_give_zeros=True)
         with self._contexts, traces, placed, engines_made(self._made):
             yield
 
@@ -53,13 +52,8 @@ class FirstStep:
 
     def _made(self, engine: Engine) -> None:
         """Drops what would be computed for a new engine's states, and waits for its programs."""
-        if not current().zeros_without_data:
-            raise SpmdZeroUsageError(
-                f"--explain: a script is explained by JAX's backend, this is {current().name}'s. "
-                "Set SPMDZERO_BACKEND=jax, or explain a module: spmdzero explain"
-            )
         require_tpu_compiler()
-        placeholders = programs.placeholders()
+        placeholders = lowering().placeholders()
         placeholders.stand_for(engine.named_tensors().values())
 
         def look(graph: StepGraph) -> None:

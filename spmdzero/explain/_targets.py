@@ -154,6 +154,7 @@ def compile_on(
     def compiled(job: tuple[TracedProgram, Topology]) -> Compiled:
         program, topology = job
         with step(f"stage {stage}, {program.kind} program for {topology.name}"):
+            assert program.annotated is not None
             return compile_for_tpu(program.annotated, topology, flags=flags_on(topology, flags))
 
     own = tuple(program.compiled for program in programs if program.compiled is not None)

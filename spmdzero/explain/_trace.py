@@ -6,7 +6,6 @@ from collections import Counter
 from typing import Any
 
 from spmdzero.audit import AuditReport, auditing
-from spmdzero.backend import AnnotatedProgram
 from spmdzero.engine import Engine, StepGraph
 from spmdzero.explain._aot import Compiled, CompilerMemory
 from spmdzero.inspect import entry_argument_bytes, peak_temporary_bytes
@@ -23,14 +22,15 @@ class TracedProgram:
         kind: ``"micro"`` or ``"boundary"``, see `StepGraph`.
         runs: number of its runs in one step.
         outputs: names of the tensors that it writes, in order, such as ``"parameter/wte.weight"``.
-        annotated: the program before partitioning, for a different compiler.
+        annotated: the program before partitioning, for a different compiler; None by a backend
+            that has it for none, see `spmdzero.backend.Lowering`.
         compiled: the program as this process's own compiler compiled it; None if it did not.
     """
 
     kind: str
     runs: int
     outputs: tuple[str, ...]
-    annotated: AnnotatedProgram
+    annotated: bytes | None
     compiled: Compiled | None
 
 

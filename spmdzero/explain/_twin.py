@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from spmdzero.backend import AttentionCall, Torus, runtime
+from spmdzero.backend import AttentionCall, Torus, on_torus, runtime, tracing_only
 from spmdzero.engine import Engine, initialize
 from spmdzero.errors import SpmdZeroError
 from spmdzero.explain._chips import Topology
@@ -69,7 +69,7 @@ def on_each_torus(
     for topology in topologies:
         torus = topology.torus_to_trace
         if torus not in traced:
-            with runtime.on_torus(torus):
+            with on_torus(torus):
                 traced[torus] = trace()
     return {topology.name: traced[topology.torus_to_trace] for topology in topologies}
 
@@ -188,7 +188,7 @@ def _traced(
     platform: str | None = "TPU",
 ) -> _Read:
     try:
-        with runtime.tracing_only(platform=platform):
+        with tracing_only(platform=platform):
             twin = copied()
             bring_to_devices(twin)
             engine, *_ = initialize(model=twin, config=dict(config), **trained(twin))

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from spmdzero.backend import current
 from spmdzero.explain._chips import CHIPS, Topology, slices_of
 from spmdzero.explain._fit import TargetMemory
 from spmdzero.plan import Role, ShardingPlan
@@ -150,8 +149,6 @@ class _Changes:
     def _stage(self) -> Change | None:
         for stage in range(self.plan.stage + 1, 4):
             what = f'"zero_optimization": {{"stage": {stage}}}'
-            if stage == 3 and current().name != "jax":
-                what += ', "spmd": {"backend": "jax"}'
             found = [m for m in self.compiled.get(stage, ()) if m.target == self.memory.target]
             if found and found[0].fits:
                 return Change(what=what, peak=found[0].memory.peak, by="compiler")
@@ -161,7 +158,7 @@ class _Changes:
         return None
 
     def _offload(self) -> Change | None:
-        if self.plan.on_host or current().name != "jax":
+        if self.plan.on_host:
             return None
         what = '"offload_optimizer": {"device": "cpu"}, for the time that the copies take'
         return self._planned(self.plan.with_states_on_host(), self.rest, what)

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from spmdzero.backend import Placeholders, Replicated, map_tensors, programs, runtime
+from spmdzero.backend import Placeholders, Replicated, lowering, map_tensors, runtime
 from spmdzero.engine import Engine, StepGraph, find_loss, inputs_of
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.explain._trace import Batch, TracedProgram
@@ -87,7 +87,7 @@ def bring_to_devices(model: nn.Module) -> None:
 
 
 def trace_without_data(engine: Engine, batch: Batch) -> tuple[TracedProgram, ...]:
-    """The programs of one step of an engine that was made while `runtime.tracing_only()` was on.
+    """The programs of one step of an engine that was made while `tracing_only()` was on.
 
     Args:
         engine: the engine.
@@ -115,14 +115,14 @@ def each_program(
     """Yields what `read` makes of each program of one step.
 
     Args:
-        engine: made while `runtime.tracing_only()` was on.
+        engine: made while `tracing_only()` was on.
         args, kwargs: the inputs of one forward; the module returns the loss.
         read: takes a program that is about to be compiled, its number of runs in one step, and
             what its inputs are.
     """
     more = engine.gradient_accumulation_steps() - 1
     runs = {"micro": more, "boundary": 1} if more else {"boundary": 1}
-    placeholders = programs.placeholders()
+    placeholders = lowering().placeholders()
     placeholders.stand_for(engine.named_tensors().values())
     for kind, count in runs.items():
         engine.set_gradient_accumulation_boundary(kind == "boundary")

@@ -163,6 +163,7 @@ def test_a_model_of_hugging_face_is_explained_where_torch_xla_is_installed_too(
 
 
 @pytest.mark.slow
+@pytest.mark.jax_only
 def test_topologies_of_several_sizes_are_explained_at_once_on_one_page(folder: Path) -> None:
     done = run(
         folder, "net:Net", "ds.json", "--batch", "x={devices}x64", "--own-stage", "--json",

@@ -7,12 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from spmdzero.backend import runtime
+from spmdzero.backend import tracing_only
 from spmdzero.explain import Topology, compile_for_tpu
 from spmdzero.explain._aot import Compiled
 from spmdzero.explain._trace import trace_step
 from spmdzero.nn import linear_cross_entropy
 from tests.audit.models import config, engine_of
+
+pytestmark = pytest.mark.jax_only
 
 WIDTH, VOCABULARY, ROWS = 256, 8192, 1024
 
@@ -34,7 +36,7 @@ class Head(nn.Module):
 def compiled(*, fused: bool) -> Compiled:
     engine = engine_of(Head(fused=fused), config(bf16={"enabled": True}))
     rows = torch.zeros(8, ROWS, dtype=torch.int64)
-    with runtime.tracing_only(platform="TPU"):
+    with tracing_only(platform="TPU"):
         (program,) = trace_step(engine, (rows, rows))
     return compile_for_tpu(program.annotated, Topology.parse("v5e:2x4"))
 

@@ -18,6 +18,7 @@ def assert_counted(fit: StageFit, target: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.jax_only
 def test_on_64_chips_the_tpus_compiler_counts_the_plans_states_at_each_stage() -> None:
     explanation, _ = explained(*GPT, "--meta", *BATCH, "--tpu", "v5e:8x8")
     assert explanation.devices == 64

@@ -83,6 +83,7 @@ except spmdzero.SpmdZeroError as error:
 """
 
 
+@pytest.mark.jax_only
 def test_reading_what_has_no_value_is_shown_as_such_or_refused_in_words() -> None:
     # XLA ended the process at each.
     shown, refused = run_python("-c", READS, devices=2).splitlines()
@@ -117,7 +118,7 @@ def test_an_engine_that_runs_refuses_a_batch_without_values(mesh: object) -> Non
 
 
 def collectives(explanation: Explanation) -> dict[str, list[Any]]:
-    """What each program moves, without the names of operations, in which torch_xla counts them."""
+    """What each program moves, without the names of operations."""
 
     def nameless(program: ProgramLedger) -> list[Any]:
         moved = program.ledger.collectives
@@ -126,6 +127,7 @@ def collectives(explanation: Explanation) -> dict[str, list[Any]]:
     return {p.kind: nameless(p) for p in explanation.moves_on("v5e:2x4").programs}
 
 
+@pytest.mark.jax_only
 @pytest.mark.slow
 def test_a_model_without_data_compiles_to_the_program_of_one_with_data(mesh: object) -> None:
     def explanation(model: nn.Module, batch: Any) -> Explanation:
@@ -158,6 +160,7 @@ class Wide(nn.Module):
         return self.body(x).square().mean()
 
 
+@pytest.mark.jax_only
 @pytest.mark.slow
 def test_a_step_that_a_chip_has_no_room_for_is_told_by_how_much(mesh: object) -> None:
     with torch.device("meta"):
@@ -180,6 +183,7 @@ def test_a_step_that_a_chip_has_no_room_for_is_told_by_how_much(mesh: object) ->
     assert str(explanation).startswith("Doesn't fit v5e:2x4: ")
 
 
+@pytest.mark.jax_only
 @pytest.mark.slow
 def test_one_layer_of_a_7b_model_is_explained_for_64_chips_without_being_materialised() -> None:
     batch = [f"--batch={name}={{devices}}x2048:int64" for name in ("tokens", "labels")]
@@ -210,6 +214,7 @@ except spmdzero.SpmdZeroError as error:
 """
 
 
+@pytest.mark.jax_only
 @pytest.mark.slow
 def test_more_devices_than_a_cpu_can_be_are_traced_only() -> None:
     # JAX's answer was "Multiprocess computations aren't implemented on the CPU backend".

@@ -1,4 +1,4 @@
-"""`jax` and `libtpu` are an extra: in an environment that has neither."""
+"""torch_xla's backend in an environment that has neither `jax` nor `libtpu`."""
 
 import os
 import re
@@ -31,7 +31,7 @@ model, batch = Net(64, 64), torch.ones(8, 64)
 print(len(spmdzero.explain(model, config, batch, stages=()).moves_on("cpu:2").activations))
 try:
     spmdzero.explain(model, config, batch, tpu=["v5e:1x2"])
-except spmdzero.SpmdZeroRuntimeError as error:
+except spmdzero.SpmdZeroUsageError as error:
     print(error)
 """
 _EXTRA = re.compile(r"(jax|jaxlib|libtpu)([-_.].*)?$")
@@ -49,6 +49,7 @@ def without_jax(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.torch_xla_only
 def test_explain_works_on_the_cpu_and_says_what_a_tpu_needs(without_jax: Path) -> None:
     done = subprocess.run(
         # -S: site-packages itself is not searched.
@@ -62,6 +63,7 @@ def test_explain_works_on_the_cpu_and_says_what_a_tpu_needs(without_jax: Path) -
     activations, message = done.stdout.splitlines()
     assert activations == "0"
     assert message == (
-        "compiling for TPU needs jax and libtpu, which is not installed: "
-        "pip install 'spmdzero[tpu]'"
+        "a program for TPUs that aren't here is traced by JAX's backend, and this is torch_xla's. "
+        "Set SPMDZERO_BACKEND=jax, with pip install 'spmdzero[jax]' 'jax[tpu]'; or explain the "
+        "program of this process's devices, without a TPU"
     )

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from spmdzero.backend import runtime
+from spmdzero.backend import tracing_only
 from spmdzero.backend.attention._call import Call, Seen
 from spmdzero.backend.jax._attention import KERNELS
 from spmdzero.backend.jax._dispatch import value_of
@@ -37,7 +37,7 @@ def lowered_for(
             out = attend(leaf, *more)
         return out.detach(), *torch.autograd.grad(out, leaf, x)
 
-    with runtime.tracing_only(platform=platform.upper()), torch.no_grad():
+    with tracing_only(platform=platform.upper()), torch.no_grad():
         probe = Probe(Apply(forward), mesh)
         found = probe(*map(probe.batch, tensors))
         assert [call.plain_because for call in probe.region.attention] == [*calls]

@@ -133,4 +133,4 @@ def test_torch_xla_explains_modules_alone(here: Path) -> None:
     _, said = spmdzero(
         here, "run", "--explain", "v5e:2x2", "script.py", status=1, SPMDZERO_BACKEND="torch_xla"
     )
-    assert "--explain: a script is explained by JAX's backend" in said
+    assert "a program for TPUs that aren't here is traced by JAX's backend" in said

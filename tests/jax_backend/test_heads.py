@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from spmdzero.backend import Mesh, runtime
+from spmdzero.backend import Mesh, tracing_only
 from spmdzero.backend.jax import _graph_function
 from spmdzero.backend.jax._graph import Slot, Step
 from spmdzero.backend.jax._operations import MeshOp
@@ -91,7 +91,7 @@ def test_what_is_made_of_nothing_is_no_half() -> None:
 def test_the_product_for_tpus_is_exact(signs: tuple[int, int]) -> None:
     x = jnp.asarray(torch.randn(5, SIZE).numpy(), jnp.bfloat16)
     expected = jnp.concatenate((signs[0] * x[:, HALF:], signs[1] * x[:, :HALF]), axis=-1)
-    with runtime.tracing_only(platform="TPU"):
+    with tracing_only(platform="TPU"):
         made = turned(x, signs)
     assert made.dtype == x.dtype
     assert jnp.array_equal(made, expected)
@@ -103,7 +103,7 @@ SHAPES = [(2, 4, 16, 128), (2, 16, 4, 128), (2, 16, 16, 256), (2, 12, 4, 128), (
 @pytest.mark.parametrize("shape", SHAPES)
 def test_heads_and_positions_exchanged_for_tpus_are_the_same(shape: tuple[int, ...]) -> None:
     x = jnp.arange(math.prod(shape)).reshape(shape)
-    with runtime.tracing_only(platform="TPU"):
+    with tracing_only(platform="TPU"):
         assert jnp.array_equal(transpose(x, 1, 2), jnp.swapaxes(x, 1, 2))
         dims = str(jax.make_jaxpr(lambda x: transpose(x, -2, 1))(x))
     # Whole tiles of 8 positions move where there are such.
@@ -146,7 +146,7 @@ def test_what_a_product_would_change_stays_as_it_is(turn: Turn, dtype: torch.dty
 
 def test_what_is_wider_than_heads_are_is_no_product() -> None:
     x = jnp.ones((2, 512), jnp.bfloat16)
-    with runtime.tracing_only(platform="TPU"):
+    with tracing_only(platform="TPU"):
         assert "dot_general" not in str(jax.make_jaxpr(lambda x: turned(x, (-1, 1)))(x))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from spmdzero.backend import runtime
+from spmdzero.backend import tracing_only
 from spmdzero.backend.jax.ops.norms import batch_norm_functional
 from tests.jax_backend.for_tpus import step_for_tpus
 from tests.support.engines import start
@@ -59,7 +59,7 @@ def test_gradients_go_where_torchs_go(pad: int, ceil: bool) -> None:
 def test_bf16_is_normalised_as_finely_as_it_is_rounded(near: float, platform: str) -> None:
     x = (3 + torch.randn(16, 4, 8, 8, generator=torch.Generator().manual_seed(0))).bfloat16()
     stats = torch.full((4,), near), torch.ones(4)
-    with runtime.tracing_only(platform=platform):
+    with tracing_only(platform=platform):
         ours, _, _, _, variance = batch_norm_functional(
             jnp.asarray(x.float().numpy(), jnp.bfloat16), None, None,
             jnp.array(stats[0].numpy()), jnp.array(stats[1].numpy()), True, 1.0, 1e-5,

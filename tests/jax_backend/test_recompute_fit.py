@@ -10,9 +10,9 @@ from torch import nn
 
 import spmdzero
 from spmdzero.backend import runtime
-from spmdzero.backend.jax._lowering import lowered
 from spmdzero.backend.jax._options import of_devices
 from spmdzero.backend.jax.device_memory import peak_of
+from spmdzero.backend.jax.lowering import lowered
 from spmdzero.engine import StepGraph
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from tests.engine.test_recompute import ROWS, WIDTH, Stack

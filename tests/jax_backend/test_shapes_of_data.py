@@ -6,7 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from spmdzero.backend import Mesh, programs, runtime
+from spmdzero.backend import Mesh, runtime, tracing_only
+from spmdzero.backend.jax import lowering
 from spmdzero.errors import ReplicaRegionError
 from tests.support.engines import start
 
@@ -46,9 +47,9 @@ def test_a_gradient_passes_through_it(name: str, mesh: Mesh) -> None:
 
 
 def test_what_has_no_values_yet_is_refused_with_what_to_write(mesh: Mesh) -> None:
-    with runtime.tracing_only():
+    with tracing_only():
         x = mesh.zeros((8, 3), torch.float32, ("fsdp", None))
-        programs.placeholders().stand_for([x])
+        lowering.placeholders().stand_for([x])
         with pytest.raises(ReplicaRegionError, match=r"depends on data.*Use torch\.where"):
             x[x > 1]
 

@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 import torch
 
-from spmdzero.backend import Mesh, Torus, arrays, current, programs, runtime
+from spmdzero.backend import Mesh, Torus, arrays, current, on_torus, programs, runtime
 from spmdzero.backend.replica import GradientReduction
 from spmdzero.plan import Layout, MeshSpec, Placement
 
@@ -143,7 +143,7 @@ def test_auto_scatters_step_by_step_over_a_torus_that_libtpu_sums_over_whole(
     mesh: Mesh, torus: Torus | None, data: int, method: str, steps: tuple[int, ...]
 ) -> None:
     where = mesh if data == 1 else current().mesh(MeshSpec((("data", data), ("fsdp", 8 // data))))
-    with runtime.on_torus(torus):
+    with on_torus(torus):
         chosen = GradientReduction.over(mesh=where, method="auto")
     assert (chosen.method, chosen.steps) == (method, steps)
 

@@ -140,7 +140,7 @@ def test_a_program_is_read_while_its_inputs_are_still_being_computed() -> None:
     printed = run_python(
         "-c",
         READING
-        + "print(len(programs.annotated([computing()]).module) > 0)\n"
+        + "print('HloModule' in programs.text([computing()]))\n"
         + "print('HloModule' in programs.optimized_hlo([computing()]))\n",
         devices=2,
     )
@@ -157,14 +157,3 @@ def test_a_ledger_after_an_unoptimised_dump_is_an_error_that_names_the_variable(
         devices=2,
     )
     assert "XLA_DUMP_POST_OPTIMIZATIONS=1, or record ledgers first" in printed
-
-
-def test_what_is_traced_for_a_platform_is_asked_by_the_program_and_not_by_the_devices() -> None:
-    assert runtime.program_platform() == runtime.platform() == "CPU"
-    with runtime.tracing_only(platform="TPU"):
-        assert (runtime.program_platform(), runtime.platform()) == ("TPU", "CPU")
-        with runtime.tracing_only():
-            assert runtime.program_platform() == "TPU"
-    with runtime.tracing_only():
-        assert runtime.program_platform() == "CPU"
-    assert not runtime.is_tracing_only()

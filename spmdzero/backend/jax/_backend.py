@@ -7,6 +7,7 @@ from spmdzero.backend.jax import (
     device_memory,
     flags,
     host_memory,
+    lowering,
     programs,
     repeats,
     runtime,
@@ -43,5 +44,6 @@ JAX = Backend(
     recomputed_from_host=recomputed_from_host,
     host_memory=host_memory,
     repeats=repeats,
+    lowering=lowering,
     device_memory=device_memory,
 )

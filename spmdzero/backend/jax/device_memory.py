@@ -7,8 +7,8 @@ import jax
 import torch
 
 from spmdzero.backend.jax import runtime
-from spmdzero.backend.jax._lowering import lowered
 from spmdzero.backend.jax._options import of_devices
+from spmdzero.backend.jax.lowering import lowered
 
 
 def limit() -> int | None:

@@ -13,16 +13,13 @@ from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._graph import Graph
 from spmdzero.backend.jax._listing import listing
-from spmdzero.backend.jax._lowering import annotated, lowered, returned
 from spmdzero.backend.jax._options import of_devices
 from spmdzero.backend.jax._values import Scoped
-from spmdzero.backend.jax.placeholders import Placeholders
+from spmdzero.backend.jax.lowering import lowered, returned
 from spmdzero.errors import SpmdZeroUsageError
 
 __all__ = [
-    "annotated",
     "optimized_hlo",
-    "placeholders",
     "record_scopes",
     "returned",
     "scope",
@@ -52,11 +49,6 @@ def text(tensors: Sequence[torch.Tensor]) -> str:
     pending = zip(tensors, arrays.are_pending(tensors), strict=True)
     roots = [tensor for tensor, pends in pending if pends]
     return listing(Graph.of(list(map(value_of, roots)))[0]) if roots else ""
-
-
-def placeholders() -> Placeholders:
-    """A new `Placeholders`, which has no tensors yet."""
-    return Placeholders()
 
 
 def start_trace(folder: str | os.PathLike[str]) -> None:

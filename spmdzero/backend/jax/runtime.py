@@ -12,7 +12,7 @@ import torch
 from spmdzero._torch_xla import torch_xla_is_imported
 from spmdzero.backend._device_generator import take_over_generator
 from spmdzero.backend._left_variables import noted, take_back
-from spmdzero.backend._traced import is_tracing_only, on_torus, traced, tracing_only
+from spmdzero.backend._traced import traced
 from spmdzero.backend.chips._chips import has_tpu_chips
 from spmdzero.backend.chips._torus import Torus
 from spmdzero.backend.hosts._watching import waiting
@@ -31,7 +31,7 @@ from spmdzero.backend.jax.mesh import DeviceMesh
 from spmdzero.errors import SpmdZeroRuntimeError
 from spmdzero.plan import MeshSpec
 
-__all__ = ["has_tpu_chips", "is_tracing_only", "on_torus", "tracing_only"]
+__all__ = ["has_tpu_chips"]
 
 
 def start() -> None:

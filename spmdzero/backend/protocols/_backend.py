@@ -11,7 +11,7 @@ from spmdzero.backend.protocols._compiler import Compiler
 from spmdzero.backend.protocols._device_memory import DeviceMemory
 from spmdzero.backend.protocols._host_memory import HostMemory
 from spmdzero.backend.protocols._mesh import Mesh, Reduction
-from spmdzero.backend.protocols._programs import Counters, Flags, Programs
+from spmdzero.backend.protocols._programs import Counters, Flags, Lowering, Programs
 from spmdzero.backend.protocols._region import Forward, Region
 from spmdzero.backend.protocols._repeats import Repeats
 from spmdzero.backend.protocols._runtime import Runtime
@@ -52,10 +52,11 @@ class Backend:
             until backward; a log line says so if they stay on the devices.
         host_memory: the host's memory; None for a backend that can't use it.
         repeats: starts known programs again; None for a backend that records each step.
+        lowering: hands programs to compilers of chips that aren't here; None for a backend that
+            can't.
         shared_replicas: whether devices can share the work of a replica, along an axis.
         loops: whether a program can run equal blocks of a model as one loop.
         attention_kernels: whether a program can compute attention by a kernel.
-        zeros_without_data: whether reads of what is only traced can give zeros, see `Runtime`.
         views_in_inference_mode: whether a tensor made outside of `torch.inference_mode` can be
             viewed in it, as a linear layer does with its weight.
         world_of_devices: whether torch.distributed's world is the replicas in a forward; else it is
@@ -82,10 +83,10 @@ class Backend:
     recomputed_from_host: Callable[..., Any]
     host_memory: HostMemory | None = None
     repeats: Repeats | None = None
+    lowering: Lowering | None = None
     shared_replicas: bool = True
     loops: bool = True
     attention_kernels: bool = True
-    zeros_without_data: bool = True
     views_in_inference_mode: bool = True
     world_of_devices: bool = True
     device_memory: DeviceMemory | None = None

@@ -9,32 +9,31 @@ from typing import Any, Protocol
 import torch
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AnnotatedProgram:
-    """A program before partitioning and optimisation.
-
-    Attributes:
-        module: the serialised program.
-        is_stablehlo: whether `module` is StableHLO in MLIR's bytecode, annotated for Shardy, which
-            also has its inputs' shardings and says whose memory an output takes. Otherwise `module`
-            is an HLO module proto, annotated for GSPMD.
-        input_shardings: number of an input -> its sharding as HLO writes it, for the inputs whose
-            sharding is not in `module`.
-    """
-
-    module: bytes
-    is_stablehlo: bool = False
-    input_shardings: Mapping[int, str] = dataclasses.field(default_factory=dict)
-
-
 class Placeholders(Protocol):
     """Tensors without data, from which programs can be traced, but not run."""
 
     def stand_for(self, tensors: Iterable[torch.Tensor]) -> None:
         """Makes each tensor an input of later traces, sharded as its value was."""
 
-    def program(self, outputs: Sequence[torch.Tensor]) -> AnnotatedProgram:
-        """The program that computes `outputs`."""
+    def program(self, outputs: Sequence[torch.Tensor]) -> bytes:
+        """The program that computes `outputs`, before partitioning and optimisation.
+
+        It is StableHLO in MLIR's bytecode, annotated for Shardy. It has its inputs' shardings, and
+        says whose memory an output takes.
+        """
+
+
+class Lowering(Protocol):
+    """Gives a compiler the programs that this process's own devices don't run.
+
+    Programs are traced inside of `tracing_only`, without data and for any platform.
+    """
+
+    def annotated(self, tensors: Sequence[torch.Tensor]) -> bytes:
+        """The program that computes `tensors`, as `Placeholders.program` has it."""
+
+    def placeholders(self) -> Placeholders:
+        """A new `Placeholders`, which has no tensors yet."""
 
 
 class Programs(Protocol):
@@ -52,9 +51,6 @@ class Programs(Protocol):
     def optimized_hlo(self, tensors: Sequence[torch.Tensor]) -> str:
         """The optimised, partitioned HLO of the program that computes `tensors`."""
 
-    def annotated(self, tensors: Sequence[torch.Tensor]) -> AnnotatedProgram:
-        """The program that computes `tensors`, as the compiler receives it."""
-
     def returned(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         """Indices of those of `tensors` that these programs return, in the order of outputs."""
 
@@ -63,9 +59,6 @@ class Programs(Protocol):
 
         Empty where nothing is left to compute.
         """
-
-    def placeholders(self) -> Placeholders:
-        """A new `Placeholders`, which has no tensors yet."""
 
     def start_trace(self, folder: str | os.PathLike[str]) -> None:
         """Records what host and devices do, for TensorBoard and Perfetto.

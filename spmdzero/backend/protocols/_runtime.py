@@ -1,6 +1,5 @@
 """Protocol of a backend's runtime: devices and processes."""
 
-import contextlib
 from typing import Protocol
 
 import torch
@@ -72,20 +71,3 @@ class Runtime(Protocol):
 
         None where it is not known: on a CPU, and where several slices are joined.
         """
-
-    def on_torus(self, torus: Torus | None) -> contextlib.AbstractContextManager[None]:
-        """Context in which `program_torus` returns `torus`; None changes nothing."""
-
-    def tracing_only(
-        self, *, platform: str | None = None, reads_give_zeros: bool = False
-    ) -> contextlib.AbstractContextManager[None]:
-        """Context in which `sync` starts nothing, and models may be on the meta device.
-
-        Args:
-            platform: the result of `program_platform` inside; None changes nothing.
-            reads_give_zeros: whether a read of a value without data gives zeros, and is said; else
-                it is refused. A backend has it whose `zeros_without_data` says so.
-        """
-
-    def is_tracing_only(self) -> bool:
-        """Whether the code runs inside `tracing_only`."""

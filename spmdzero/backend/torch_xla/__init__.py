@@ -21,7 +21,6 @@ if "torch_xla" not in sys.modules:
 
 from spmdzero.backend._keys import draw_keys
 from spmdzero.backend.forms._tree import Batch, Replicated, map_tensors, replicated
-from spmdzero.backend.protocols._programs import AnnotatedProgram
 from spmdzero.backend.protocols._region import RegionRules
 from spmdzero.backend.replica import GradientReduction, global_norm
 from spmdzero.backend.torch_xla import compile_cache, counters, flags, memory_maps, runtime
@@ -39,5 +38,4 @@ from spmdzero.backend.torch_xla.arrays import local_shards
 from spmdzero.backend.torch_xla.capture import compile_alone
 from spmdzero.backend.torch_xla.folding import fold
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
-from spmdzero.backend.torch_xla.placeholders import Placeholders
 from spmdzero.backend.torch_xla.region import global_forward, replica_region

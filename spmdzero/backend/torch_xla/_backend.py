@@ -41,7 +41,6 @@ TORCH_XLA = Backend(
     shared_replicas=False,
     loops=False,
     attention_kernels=False,
-    zeros_without_data=False,
     views_in_inference_mode=False,
     # With the mode that follows ranks, torch_xla traces another graph at each step.
     world_of_devices=False,

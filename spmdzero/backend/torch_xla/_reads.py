@@ -19,9 +19,7 @@ from spmdzero.backend.replica import (
     in_region,
     read_stacked,
     reads_are_global,
-    refuse_read_without_data,
     shown_values,
-    text_without_data,
 )
 from spmdzero.backend.torch_xla import _private, runtime
 from spmdzero.backend.torch_xla.arrays import local_shards
@@ -47,23 +45,14 @@ def shown(tensor: torch.Tensor, plain: Callable[[torch.Tensor], str]) -> str | N
         plain: returns the `repr` of a CPU tensor.
     """
     with torch.no_grad(), _disable_current_modes():
-        if _lacks_data(tensor):
-            return text_without_data(tensor)
         values = _values(tensor)
     if values is None:
         return None
     return shown_values(tensor, values, plain)
 
 
-def _lacks_data(tensor: torch.Tensor) -> bool:
-    # XLA ends the process when it has to read such a tensor.
-    return runtime.is_tracing_only() and _private.lacks_data(tensor)
-
-
 def _values(tensor: torch.Tensor) -> torch.Tensor | None:
     """The values of all replicas, None where `tensor` is global."""
-    if _lacks_data(tensor):
-        refuse_read_without_data()
     if in_region():
         reader = current_reader()
         return reader.values(tensor) if reader is not None else None

@@ -6,16 +6,12 @@ from collections.abc import Sequence
 import torch
 import torch_xla.debug.profiler as xp
 
-from spmdzero.backend.protocols._programs import AnnotatedProgram
 from spmdzero.backend.torch_xla import _private
 from spmdzero.backend.torch_xla._private import optimized_hlo, record_scopes, scope
-from spmdzero.backend.torch_xla.placeholders import Placeholders
 from spmdzero.errors import SpmdZeroUsageError
 
 __all__ = [
-    "annotated",
     "optimized_hlo",
-    "placeholders",
     "record_scopes",
     "returned",
     "scope",
@@ -25,19 +21,9 @@ __all__ = [
 ]
 
 
-def annotated(tensors: Sequence[torch.Tensor]) -> AnnotatedProgram:
-    """The pending program that computes `tensors`, unoptimised."""
-    return AnnotatedProgram(module=_private.annotated_program(tensors)[0])
-
-
 def returned(tensors: Sequence[torch.Tensor]) -> list[int]:
     """Indices of those of `tensors` that these programs return: all, as copies if need be."""
     return list(range(len(tensors)))
-
-
-def placeholders() -> Placeholders:
-    """A new `Placeholders`, which has no tensors yet."""
-    return Placeholders()
 
 
 def text(tensors: Sequence[torch.Tensor]) -> str:

@@ -11,7 +11,7 @@ import torch_xla.runtime as xr
 from spmdzero.backend import _autocast_lists, _named_states
 from spmdzero.backend._device_generator import take_over_generator
 from spmdzero.backend._device_index import take_over
-from spmdzero.backend._traced import is_tracing_only, on_torus, traced, tracing_only
+from spmdzero.backend._traced import traced
 from spmdzero.backend.chips._chips import has_tpu_chips
 from spmdzero.backend.chips._torus import Torus
 from spmdzero.backend.torch_xla import _private, memory_maps
@@ -23,14 +23,7 @@ from spmdzero.backend.torch_xla.counters import aliased_inputs
 from spmdzero.backend.torch_xla.kernels import mend
 from spmdzero.errors import SpmdZeroRuntimeError
 
-__all__ = [
-    "aliased_inputs",
-    "cpu_flags",
-    "has_tpu_chips",
-    "is_tracing_only",
-    "on_torus",
-    "tracing_only",
-]
+__all__ = ["aliased_inputs", "cpu_flags", "has_tpu_chips"]
 
 
 def start() -> None:
@@ -140,8 +133,8 @@ def platform() -> str:
 
 
 def program_platform() -> str:
-    """The platform for which the current program is traced, that of the devices by default."""
-    return traced.platform or platform()
+    """The platform of the devices: nothing is traced here for others."""
+    return platform()
 
 
 def host_memory() -> bool:
@@ -158,9 +151,8 @@ def program_torus() -> Torus | None:
 
 def sync() -> None:
     """Compiles the pending program, unless it is compiled, and starts it on the devices."""
-    if not traced.only:
-        memory_maps.make_room()
-        torch_xla.sync()
+    memory_maps.make_room()
+    torch_xla.sync()
 
 
 def wait() -> None:

@@ -57,7 +57,6 @@ from spmdzero.backend.torch_xla._private.values import (
     compute,
     count_pending,
     hold,
-    lacks_data,
     latest_tensor_id,
     needs_placeholder,
     output_ids,

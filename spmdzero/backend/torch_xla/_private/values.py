@@ -44,11 +44,6 @@ def needs_placeholder(tensor: torch.Tensor) -> bool:
     return any_without_data(program_inputs([tensor])[1])
 
 
-def lacks_data(tensor: torch.Tensor) -> bool:
-    """Whether `tensor`, on the devices, is a placeholder or comes from one."""
-    return needs_placeholder(tensor) if any(are_pending([tensor])) else any_without_data([tensor])
-
-
 def any_without_data(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether one of these computed tensors is a placeholder. Waits for the devices."""
     _wait_for_values(tensors)

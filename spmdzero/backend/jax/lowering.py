@@ -1,17 +1,21 @@
-"""Lowers programs of tensors without compiling them."""
+"""Lowers programs of tensors without compiling them: see `spmdzero.backend.Lowering`."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
 import torch
+from jax.sharding import NamedSharding, PartitionSpec
 
-from spmdzero.backend.jax import runtime
+from spmdzero.backend.jax import arrays, runtime
 from spmdzero.backend.jax._dispatch import value_of
 from spmdzero.backend.jax._donation import Arranged, arranged
 from spmdzero.backend.jax._execute import compilations
-from spmdzero.backend.jax._values import Value
-from spmdzero.backend.protocols._programs import AnnotatedProgram
+from spmdzero.backend.jax._values import Space, Value
+from spmdzero.backend.jax._versions import wide_numbers
+from spmdzero.backend.jax._writes import write
+from spmdzero.backend.jax.ops import jax_dtype
 
 
 def lowered(tensors: Sequence[torch.Tensor]) -> Any:
@@ -47,9 +51,37 @@ def _arranged(pending: dict[int, Value]) -> Arranged:
     return arranged([*pending.values()], compilations.mesh)
 
 
-def annotated(tensors: Sequence[torch.Tensor]) -> AnnotatedProgram:
+def annotated(tensors: Sequence[torch.Tensor]) -> bytes:
     """The program that computes `tensors`, as the compiler receives it."""
     bytecode = io.BytesIO()
     # The bytecode has the lines and scopes of operations as the module has them.
     lowered(tensors).compiler_ir("stablehlo").operation.write_bytecode(bytecode)
-    return AnnotatedProgram(module=bytecode.getvalue(), is_stablehlo=True)
+    return bytecode.getvalue()
+
+
+class Placeholders:
+    """Tensors without data, from which programs can be traced, but not run."""
+
+    def stand_for(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Makes each tensor an input of later traces, sharded as its value was.
+
+        Its pending operations are dropped.
+        """
+        for tensor in tensors:
+            value = value_of(tensor)
+            sharding = arrays.sharding_in_jax(value)
+            if sharding is None:
+                sharding = NamedSharding(compilations.mesh, PartitionSpec())
+            with wide_numbers():
+                form = jax.ShapeDtypeStruct(value.shape, jax_dtype(value.dtype), sharding=sharding)
+            empty = Value(value.shape, value.dtype, Space.GLOBAL, array=form, stand_in=True)
+            write(tensor, empty)
+
+    def program(self, outputs: Sequence[torch.Tensor]) -> bytes:
+        """The pending program that computes `outputs`."""
+        return annotated(outputs)
+
+
+def placeholders() -> Placeholders:
+    """A new `Placeholders`, which has no tensors yet."""
+    return Placeholders()
