@@ -171,7 +171,7 @@ first-hour-jax: newest-python
 	@$(call FRESH,$@,$(NEWEST),torch)
 	$(call INSTALLED_PYTEST,$@) $(FIRST_HOUR) or hosts"
 
-first-hour-xla: WITH = '.[xla,tpu,examples]' pytest
+first-hour-xla: WITH = '.[xla,examples]' pytest
 first-hour-xla:
 	@$(call FRESH,$@,python3.11,torch==2.9.0)
 	SPMDZERO_BACKEND=torch_xla $(call INSTALLED_PYTEST,$@) $(FIRST_HOUR)"

@@ -7,11 +7,10 @@ from importlib import metadata
 
 from spmdzero import _torch_tpu
 from spmdzero.audit._report import Check
-from spmdzero.backend import choice_in_words, current, flags, runtime
+from spmdzero.backend import choice_in_words, extra_of_backend, flags, runtime
 from spmdzero.config import SpmdZeroConfig
 
 _PACKAGES = ("torch", "torch_xla", "jax", "jaxlib", "libtpu")
-_DEBUGGING = ("PT_XLA_DEBUG_LEVEL", "XLA_SAVE_TENSORS_FILE", "XLA_DUMP_HLO_GRAPH", "XLA_IR_DEBUG")
 # With less memory, compiling a model of some hundred million parameters is likely to be killed.
 _LOW_MEMORY = 4 * 2**30
 
@@ -28,12 +27,12 @@ def machine_checks(settings: SpmdZeroConfig | None) -> Iterator[Check]:
 
 
 def _versions() -> Iterator[Check]:
-    # JAX's backend accepts every version that pip accepts; the pins are those of torch_xla.
-    stands_on_pins = current().name == "torch_xla"
+    # Of the backend in use alone: JAX's extra pins none, as it takes every newer version.
+    extra = re.compile(rf"([\w-]+)==([\w.]+).*extra == [\"']{extra_of_backend()}[\"']")
     pins = {
         found[1].replace("-", "_"): found[2]
         for line in metadata.requires("spmdzero") or ()
-        if stands_on_pins and (found := re.match(r"([\w-]+)==([\w.]+)", line))
+        if (found := extra.match(line))
     }
     installed = {name: _version(name) for name in _PACKAGES}
     shown = ", ".join(f"{name} {version}" for name, version in installed.items() if version)
@@ -49,16 +48,12 @@ def _versions() -> Iterator[Check]:
         shown,
         fix=f"spmdzero is tested with other versions: pip install {install}",
     )
-    missing = [name for name in ("jax", "libtpu") if installed[name] is None]
-    if missing and runtime.platform() != "TPU":
+    if installed["libtpu"] is None and runtime.platform() != "TPU":
         yield Check(
             name="TPU compiler",
             status="note",
-            said=f"{' and '.join(missing)} not installed; only compiling for TPU without a TPU "
-            "needs it",
-            fix="pip install 'spmdzero[tpu]', on Python 3.11 or 3.12"
-            if stands_on_pins
-            else "pip install 'jax[tpu]'",
+            said="libtpu not installed; only compiling for TPU without a TPU needs it",
+            fix="pip install 'jax[tpu]', with JAX's backend",
         )
 
 
@@ -119,13 +114,12 @@ def _flags(settings: SpmdZeroConfig | None) -> Iterator[Check]:
         )
     else:
         yield Check(name="flags", status="ok", said=" ".join(flags.cpu_flags()) or "none")
-    # These are torch_xla's variables, which have no effect on JAX.
-    debugging = [name for name in _DEBUGGING if os.environ.get(name, "0") not in ("", "0")]
-    if debugging and current().name == "torch_xla":
+    debugging = [name for name in flags.DEBUGGING if os.environ.get(name, "0") not in ("", "0")]
+    if debugging:
         yield Check(
             name="flags",
             status="warning",
-            said=f"{', '.join(debugging)} set: torch_xla writes out what it traces, which is slow",
+            said=f"{', '.join(debugging)} set: what is traced is written out, which is slow",
             fix="unset them for training",
         )
 

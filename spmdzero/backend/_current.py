@@ -71,6 +71,11 @@ def current() -> Backend:
     return choose() if _in_use is None else _in_use
 
 
+def extra_of_backend() -> str:
+    """The extra of spmdzero that installs the backend in use: ``"jax"`` or ``"xla"``."""
+    return _EXTRAS[current().name].partition("[")[2].rstrip("]")
+
+
 def is_chosen() -> bool:
     """Whether there is a backend in use: no engine is made before."""
     return _in_use is not None
@@ -110,6 +115,12 @@ def require_processes(environment: Mapping[str, str], *, platform: str) -> None:
         raise SpmdZeroUsageError(f"{_VARIABLE}={told}: {alone_on_the_cpu()}")
     if told == _AUTO and _is_installed("torch_xla") and not _is_installed("jax"):
         raise SpmdZeroUsageError(f"torch_xla is the only backend installed. {alone_on_the_cpu()}")
+
+
+def why_alone(platform: str) -> str | None:
+    """Why processes of the backend in use can't train one model on `platform`; None if they can."""
+    alone = current().name == "torch_xla" and platform == "CPU"
+    return alone_on_the_cpu() if alone else None
 
 
 def alone_on_the_cpu() -> str:

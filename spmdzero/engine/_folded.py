@@ -23,6 +23,11 @@ from spmdzero.state._training import Training
 from spmdzero.step._gradients import HeldBackward
 
 _CALL = "engine(...)"
+# Of a backend that can't start a program again of which only the beginning is recorded.
+_RECORDS = (
+    "this backend records the three calls at each step. train_batch is compiled once, and JAX's "
+    "backend starts both as one program"
+)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -80,6 +85,8 @@ class FoldedCalls:
 
     def blocked(self) -> str | None:
         """Why nothing may be folded now, or None if folding is allowed."""
+        if current().repeats is None:
+            return _RECORDS
         if self._training.in_train_batch:
             return "train_batch captures whole steps"
         return self._kinds.blocked()
@@ -187,7 +194,8 @@ class FoldedCalls:
             forwards.tracer.backward(forward, grads, folds=False)
             return
         record, repeats = trust.record, current().repeats
-        if repeats is None or not store.can_hold:
+        assert repeats is not None
+        if not store.can_hold:
             self._record(record, inputs)
             return
         kept = repeats.keep(inputs, first=store.settle)
@@ -219,6 +227,9 @@ class FoldedCalls:
         return self._training.mesh.place(key_of(value))
 
     def _refusal(self) -> str | None:
+        if current().repeats is None:
+            self._kinds.say_python(logging.INFO, _CALL, "at every step", _RECORDS)
+            return _RECORDS
         refusal = self._kinds.refusal(_CALL)
         if self._kinds.watch is not self._watch:
             # A change of what is watched forgets kinds, and so the programs that begin as they do.

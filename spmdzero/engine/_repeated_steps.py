@@ -71,8 +71,9 @@ class RepeatedSteps:
             blocked: whether something keeps steps from being folded now.
         """
         backward, repeats = self._training.gradients.held, current().repeats
-        if backward is None or repeats is None:
+        if backward is None:
             return False
+        assert repeats is not None
         kind = "boundary" if boundary else "micro"
         if not blocked and self._launching.repeated(
             kind, lambda: self._started(repeats.beginning(backward.kept), backward, kind)

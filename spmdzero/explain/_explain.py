@@ -75,16 +75,16 @@ def explain(
             with the rows of a micro-batch of all devices. On the meta device floats become normal
             draws, everything else zeros.
         tpu: topologies such as ``"v5e:2x4"`` of as many devices as this process has; they need the
-            extra ``spmdzero[tpu]``, but no TPU.
+            JAX backend and ``jax[tpu]``, but no TPU.
         stages: stages to compile, besides the config's. The others are planned.
         host_rate: bytes per second each way between a TPU and its host's memory; None for the
             figure of its generation, of which the maker publishes none.
 
     Raises:
-        SpmdZeroUsageError: a topology that is unknown, or has a different number of devices; a
-            model on the meta device without a topology; more devices than a CPU can have; a
-            `host_rate` that is no rate.
-        SpmdZeroRuntimeError: jax or libtpu is missing, or the compiler failed.
+        SpmdZeroUsageError: a topology that is unknown, or has a different number of devices, or
+            is asked for with torch_xla; a model on the meta device without a topology; more devices
+            than a CPU can have; a `host_rate` that is no rate.
+        SpmdZeroRuntimeError: libtpu is missing, or the compiler failed.
         SpmdZeroError: as in `initialize`.
     """
     batch = with_values(batch)
@@ -131,7 +131,7 @@ def explain_engine(
 
     Raises:
         SpmdZeroUsageError: a topology that is unknown, or has a different number of devices.
-        SpmdZeroRuntimeError: jax or libtpu is missing, or the compiler failed.
+        SpmdZeroRuntimeError: libtpu is missing, or the compiler failed.
     """
     if inputs and named:
         bound = inspect.signature(engine.module.forward).bind(*inputs, **named)
@@ -161,7 +161,7 @@ def explain_traced(
         batch: the inputs of a forward.
 
     Raises:
-        SpmdZeroRuntimeError: jax or libtpu is missing, or the compiler failed.
+        SpmdZeroRuntimeError: libtpu is missing, or the compiler failed.
     """
     audit = AuditReport(findings=(), steps=0, programs=())
     there = {topology.name: ForTpu(programs=programs, attention=engine.attention)}

@@ -44,7 +44,7 @@ class FirstStep:
         """Compiles the step, and explains it.
 
         Raises:
-            SpmdZeroRuntimeError: jax or libtpu is missing, or the compiler failed.
+            SpmdZeroRuntimeError: libtpu is missing, or the compiler failed.
         """
         assert self._engine is not None
         ran = tuple(self._programs.values())

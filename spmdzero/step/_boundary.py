@@ -12,7 +12,6 @@ from spmdzero.backend import (
     REPLICATED,
     Mesh,
     PartitionSpec,
-    compiler,
     current,
     host_memory,
     programs,
@@ -262,10 +261,10 @@ class Boundary:
 
 def _parts(members: Sequence[Member]) -> Iterator[tuple[Member, ...]]:
     """The members in order, in parts whose states are updated together."""
-    part, size, most = list[Member](), 0, compiler.MOST_UPDATES
+    part, size = list[Member](), 0
     for member in members:
         elements = math.prod(member.layout.local) if member.on_host else 0
-        if part and (len(part) == most or size + elements > _ON_DEVICE):
+        if part and size + elements > _ON_DEVICE:
             yield tuple(part)
             part, size = [], 0
         part.append(member)

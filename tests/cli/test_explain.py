@@ -192,11 +192,13 @@ def test_a_process_that_starts_again_for_tpus_asks_the_backend_that_the_config_n
     own = current().name
     for name in ("torch_xla", "jax"):
         config = CONFIG | {"spmd": {"backend": name}}
-        if name == own:
-            _start_again(config)
-        else:
+        if name != own:
             # A process has one; started afresh it has none yet.
             with pytest.raises(SpmdZeroConfigError, match=f"uses {own} already"):
                 _start_again(config)
-    (arguments,) = started
-    assert "-m" in arguments
+        elif name == "torch_xla":
+            with pytest.raises(SpmdZeroUsageError, match="traced by JAX's backend"):
+                _start_again(config)
+        else:
+            _start_again(config)
+    assert ["-m" in arguments for arguments in started] == [True] * (own == "jax")

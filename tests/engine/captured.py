@@ -139,26 +139,35 @@ def state(engine: spmdzero.Engine) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().cpu() for name, tensor in engine.named_tensors().items()}
 
 
+def assert_same(mine: Any, its: Any) -> None:
+    """Bit for bit; on JAX to rounding.
+
+    There a step that is traced and one that is started again are compiled from two recordings. XLA
+    fuses an operation with what else its program has, and on some processors the last bit of a sum
+    is another. Adam's division carries it to the tenth step as 1e-6 of a weight.
+    """
+    close = {"rtol": 1e-5, "atol": 1e-6} if current().name == "jax" else {"rtol": 0, "atol": 0}
+    torch.testing.assert_close(mine, its, **close, equal_nan=True)
+
+
 def assert_same_state(one: spmdzero.Engine, other: spmdzero.Engine) -> None:
-    """Bit for bit: the same program ran on the same numbers."""
-    its = state(other)
-    for name, tensor in state(one).items():
-        assert torch.equal(tensor, its[name]), name
+    """The same step ran on the same numbers, see `assert_same`."""
+    assert_same(state(one), state(other))
     counters = ("global_steps", "micro_steps", "global_samples", "skipped_steps", "cur_scale")
     for name in counters:
         assert getattr(one, name) == getattr(other, name), name
     assert one.get_lr() == other.get_lr()
-    assert one.get_global_grad_norm() == other.get_global_grad_norm()
+    assert_same(one.get_global_grad_norm(), other.get_global_grad_norm())
 
 
 def assert_twins_agree(
     engines: tuple[spmdzero.Engine, ...], run: Callable[[spmdzero.Engine], list[float]]
 ) -> None:
-    """What `run` returns and the state that it leaves are bit for bit the same."""
+    """What `run` returns and the state that it leaves are the same, see `assert_same`."""
     losses = []
     for engine in engines:
         torch.manual_seed(2)
         random.seed(2)
         losses.append(run(engine))
-    assert losses[0] == losses[1]
+    assert_same(losses[0], losses[1])
     assert_same_state(engines[0], engines[1])

@@ -183,6 +183,7 @@ def test_an_engine_explains_its_own_stage_by_training_one_step() -> None:
     assert boundary.ledger.of_role("gradient")
 
 
+@pytest.mark.jax_only
 def test_many_equal_blocks_are_told_of_the_loop(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "spmdzero"):
         _name_the_loop(nn.Sequential(*(nn.Linear(4, 4) for _ in range(7))))

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from spmdzero._logging import leave_lines_to_the_first_host
-from spmdzero.backend._current import alone_on_the_cpu, current, runtime
+from spmdzero.backend._current import current, runtime, why_alone
 from spmdzero.backend._quiet import without_gloos_lines
 from spmdzero.backend.hosts import _launched as _single_process
 from spmdzero.backend.hosts._launched import (
@@ -127,8 +127,9 @@ def connect(*, required: bool | None) -> None:
     launched = dist.get_world_size()
     connected = runtime.process_count()
     if launched != connected:
-        if current().name == "torch_xla" and runtime.platform() == "CPU":
-            raise SpmdZeroRuntimeError(f"{launched} processes were started. {alone_on_the_cpu()}")
+        alone = why_alone(runtime.platform())
+        if alone is not None:
+            raise SpmdZeroRuntimeError(f"{launched} processes were started. {alone}")
         raise SpmdZeroRuntimeError(
             f"the launcher started {launched} processes, and the device runtime connects "
             f"{connected}: they would not train one model. Start one process per host, which "

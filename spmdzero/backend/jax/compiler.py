@@ -15,10 +15,7 @@ from spmdzero.backend.jax._folded import Constant, fold, same_value, stand_in
 from spmdzero.backend.jax._tensor import DEVICE
 from spmdzero.backend.jax._values import Value, latest_serial
 
-MOST_UPDATES: int | None = None
-
 __all__ = [
-    "MOST_UPDATES",
     "compile_alone",
     "fold",
     "no_stand_in_left",

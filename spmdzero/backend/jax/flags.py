@@ -5,7 +5,19 @@ from spmdzero.backend.jax._disk_cache import KeptPrograms
 from spmdzero.backend.jax._execute import compilations
 from spmdzero.backend.jax._options import chosen, flags_for, of_cpu, of_tpu
 
-__all__ = ["ALWAYS", "FLAG_SETS", "apply", "cpu_flags", "flags_for", "in_force", "use_cache"]
+__all__ = [
+    "ALWAYS",
+    "DEBUGGING",
+    "FLAG_SETS",
+    "apply",
+    "cpu_flags",
+    "flags_for",
+    "in_force",
+    "use_cache",
+]
+
+# JAX has none that is slow: it hands out what it is asked for.
+DEBUGGING: tuple[str, ...] = ()
 
 
 def apply(name: str) -> None:

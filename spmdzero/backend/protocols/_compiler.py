@@ -109,14 +109,7 @@ class CompiledProgram(Protocol):
 
 
 class Compiler(Protocol):
-    """Compiles functions that are written in Python.
-
-    Attributes:
-        MOST_UPDATES: number of parameters from which on an update is folded in parts; None if an
-            operation may have any number of outputs.
-    """
-
-    MOST_UPDATES: int | None
+    """Compiles functions that are written in Python."""
 
     def fold(
         self,

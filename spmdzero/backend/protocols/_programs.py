@@ -113,10 +113,12 @@ class Flags(Protocol):
     Attributes:
         FLAG_SETS: named sets of the TPU compiler's flags.
         ALWAYS: the flags that the TPU compiler gets with any set, name -> value.
+        DEBUGGING: the environment's variables that have programs written out as they are traced.
     """
 
     FLAG_SETS: Mapping[str, tuple[XlaFlag, ...]]
     ALWAYS: Mapping[str, str]
+    DEBUGGING: tuple[str, ...]
 
     def flags_for(self, name: str, *, chip: str | None = None) -> Mapping[str, str]:
         """The TPU compiler's flags of a named set, name -> value.

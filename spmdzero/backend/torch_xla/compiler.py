@@ -5,11 +5,7 @@ from spmdzero.backend.torch_xla.capture import compile_alone
 from spmdzero.backend.torch_xla.fixed_values import record_uploads, unknown_values
 from spmdzero.backend.torch_xla.folding import fold, no_stand_in_left, same_value, stand_in
 
-# torch_xla's time grows with the square of an operation's outputs.
-MOST_UPDATES: int | None = 30
-
 __all__ = [
-    "MOST_UPDATES",
     "compile_alone",
     "fold",
     "no_stand_in_left",

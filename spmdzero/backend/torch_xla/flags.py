@@ -19,7 +19,23 @@ from spmdzero.backend.torch_xla._cpu_flags import in_force as cpu_flags
 from spmdzero.backend.torch_xla.compile_cache import use as use_cache
 from spmdzero.errors import SpmdZeroRuntimeError
 
-__all__ = ["ALWAYS", "FLAG_SETS", "apply", "cpu_flags", "flags_for", "in_force", "use_cache"]
+__all__ = [
+    "ALWAYS",
+    "DEBUGGING",
+    "FLAG_SETS",
+    "apply",
+    "cpu_flags",
+    "flags_for",
+    "in_force",
+    "use_cache",
+]
+
+DEBUGGING: tuple[str, ...] = (
+    "PT_XLA_DEBUG_LEVEL",
+    "XLA_SAVE_TENSORS_FILE",
+    "XLA_DUMP_HLO_GRAPH",
+    "XLA_IR_DEBUG",
+)
 
 
 def flags_for(name: str, *, chip: str | None = None) -> Mapping[str, str]:
