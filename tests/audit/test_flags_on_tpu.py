@@ -13,6 +13,8 @@ from spmdzero.inspect import CollectiveLedger
 from tests.audit.models import config
 from tests.support.contract import make_batch, make_model
 
+pytestmark = pytest.mark.backends("torch_xla")
+
 
 def moved(program: AnnotatedProgram, flag_set: str) -> Counter[str]:
     """Bytes per device of each kind of collective on v6e:2x4; ``sliced`` is a scattered sum."""

@@ -17,6 +17,8 @@ from spmdzero.explain import Explanation
 from tests.support.processes import environment
 from tests.support.trajectory import ROOT
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 MODEL = """
 import torch
 

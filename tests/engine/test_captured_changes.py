@@ -28,6 +28,8 @@ from tests.engine.captured import (
     twins,
 )
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 
 def both(engines: tuple[spmdzero.Engine, ...], act: Callable[[spmdzero.Engine], Any]) -> None:
     """Trains each engine, acts on it, and trains on; they must agree afterwards."""

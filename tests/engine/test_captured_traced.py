@@ -29,6 +29,8 @@ from tests.engine.captured import (
     twins,
 )
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 OUTSIDE: dict[str, Any] = {}
 
 

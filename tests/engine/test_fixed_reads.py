@@ -19,6 +19,8 @@ from tests.engine.captured import (
     twins,
 )
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 OUTSIDE: dict[str, torch.Tensor] = {}
 
 

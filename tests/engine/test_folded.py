@@ -26,6 +26,8 @@ from tests.engine.captured import (
 )
 from tests.support.bounds import summed
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 SCHEDULE = {"type": "WarmupLR", "params": {"warmup_num_steps": 5, "warmup_max_lr": 1e-2}}
 CONFIGS = {
     "fp32": {"gradient_clipping": 0.1, "scheduler": SCHEDULE},
@@ -132,7 +134,7 @@ class HostMade(Residual):
         (Checkpointed, False),
         # A traced step on JAX keeps what the read had computed of the forward. A folded one
         # computes it again, as both do on torch_xla.
-        pytest.param(Residual, True, marks=(pytest.mark.torch_xla_only, pytest.mark.slow)),
+        pytest.param(Residual, True, marks=(pytest.mark.backends("torch_xla"), pytest.mark.slow)),
     ],
 )
 def test_the_compiled_program_is_that_of_a_traced_step(

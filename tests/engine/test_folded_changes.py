@@ -20,6 +20,8 @@ from tests.engine.captured import (
     twins,
 )
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 OUTSIDE: dict[str, Any] = {}
 
 

@@ -14,6 +14,8 @@ import spmdzero
 from spmdzero.backend import current
 from tests.support.engines import Mean, one_call, start, three_calls
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 
 @pytest.mark.parametrize("shape", [(), (3,)], ids=["of rows", "of rows' places"])
 def test_a_loss_outside_of_the_model_takes_labels_from_the_cpu(shape: tuple[int, ...]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.engine.program_cache import PROGRAMS
 from tests.support.processes import run_module
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.backends("torch_xla"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

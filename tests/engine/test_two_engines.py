@@ -13,6 +13,8 @@ import spmdzero
 from spmdzero.backend import Mesh, arrays, counters, current, programs
 from tests.engine.captured import ROWS, batches, make_engine, state
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 NOISE, WIDTH = 12, 20
 
 

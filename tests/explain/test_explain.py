@@ -20,6 +20,8 @@ from tests.audit.models import GLOBAL, GrowsByItself, MixesRows, ReadsValue, bat
 from tests.audit.models import config as audited_config
 from tests.support.contract import DIM, VOCAB, make_batch
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 
 class Words(nn.Module):
     """A language model of the batch's tokens that takes a compiler little."""

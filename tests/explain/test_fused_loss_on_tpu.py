@@ -14,6 +14,8 @@ from spmdzero.explain._trace import trace_step
 from spmdzero.nn import linear_cross_entropy
 from tests.audit.models import config, engine_of
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 WIDTH, VOCABULARY, ROWS = 256, 8192, 1024
 
 

@@ -14,6 +14,8 @@ import pytest
 from tests.support.processes import environment
 from tests.support.trajectory import ROOT
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 SCRIPT = """
 import json, sys
 import torch, torch.nn.functional as F

@@ -5,6 +5,8 @@ import pytest
 from spmdzero.explain import StageFit
 from tests.explain.test_without_data import explained
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 GPT = ("tests.support.models:gpt", "examples/llama_7b.json")
 BATCH = [f"--batch={name}={{devices}}x64:int64" for name in ("x", "y")]
 

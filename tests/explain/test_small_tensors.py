@@ -12,6 +12,8 @@ from spmdzero.explain._trace import TracedProgram, trace_step
 from spmdzero.inspect import CollectiveLedger
 from tests.audit.models import Sound, batches, config, engine_of
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 WIDTH, BLOCKS = 256, 3
 # Of a block: weight and bias of the norm, bias of the linear layer.
 SMALL = 3 * BLOCKS

@@ -13,6 +13,8 @@ from spmdzero import Explanation
 from spmdzero.backend import current
 from tests.engine.test_stage_3 import ALL, WORDS, Tied
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 WIDTH, LENGTH, DEVICES, TPU = 1024, 64, 8, "v5e:2x4"
 # Of the two matrices of a block, in bf16.
 BLOCK = 2 * 4 * WIDTH * WIDTH * 2

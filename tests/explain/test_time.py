@@ -20,6 +20,8 @@ from spmdzero.inspect import CollectiveLedger, read_matmuls
 from spmdzero.profiling import backward_scopes, module_scopes, traced_in
 from tests.audit.models import config, engine_of
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 WIDTH, ROWS = 256, 64
 
 

@@ -19,6 +19,8 @@ from tests.support import contract
 from tests.support.processes import environment, run_python
 from tests.support.trajectory import ROOT
 
+pytestmark = pytest.mark.backends("any")
+
 CONFIG = {
     "train_micro_batch_size_per_gpu": 1,
     "gradient_accumulation_steps": 2,

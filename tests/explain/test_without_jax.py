@@ -12,6 +12,8 @@ import pytest
 from tests.support.processes import environment
 from tests.support.trajectory import ROOT
 
+pytestmark = pytest.mark.backends("any")
+
 CODE = """
 import importlib.util
 import torch

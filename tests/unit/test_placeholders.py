@@ -6,6 +6,8 @@ import torch
 from spmdzero.backend import REPLICATED
 from spmdzero.backend.torch_xla import DeviceMesh, Placeholders, counters, local_shards, runtime
 
+pytestmark = pytest.mark.backends("torch_xla")
+
 
 def test_a_program_of_placeholders_tells_each_inputs_sharding(mesh: DeviceMesh) -> None:
     with runtime.tracing_only():
