@@ -54,51 +54,15 @@ FRESH_TESTS := tests/docs/test_commands.py tests/docs/test_docs.py tests/unit/te
 # ones of tests/unit: by the number of tests, as they would be, files of few long tests come last.
 PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-# Tests of both backends, which `make test` runs on JAX alone: a process has one backend.
-ON_JAX := tests/explain/test_explain.py tests/docs/test_docs.py tests/docs/test_commands.py tests/notebooks tests/comm \
-	$(addprefix tests/integrations/test_,back_from_host.py client_engine.py client_schedule.py deferred.py \
-	experts.py loaded_models.py pictures.py rows_of_devices.py sentence_transformers.py swift.py trainers_loss.py transformers.py trl_rows.py) \
-	$(addprefix tests/engine/test_,first_import.py gpu_scripts.py inference_mode.py \
-	interrupts.py labels.py offload.py optimizers.py reads.py replaced_functions.py second_derivatives.py \
-	seeding.py stage_3.py stage_3_calls.py writes.py wrong_input.py zero_init.py) \
-	tests/unit/test_region_answers.py
-# Those of the replica region, which each backend lowers in its own way, run on both.
-SHARED := $(ON_JAX) tests/integrations/test_savers.py \
-	$(addprefix tests/unit/test_,autocast.py fuzzed_functions.py placed.py \
-	random.py region_buffers.py region_checkpointing.py region_gradients.py region_outputs.py \
-	region_reads.py region_reduction.py region_shapes.py region_transformers.py region_writes.py writes.py)
-# What takes longer there.
-SHARED_ALL := tests/audit tests/checkpoint tests/cli tests/interchange tests/oracle \
-	tests/surface $(addprefix tests/unit/test_,linear_cross_entropy.py norms.py \
-	optim_elementwise.py optim_rules.py optim_whole_tensor.py) \
-	$(addprefix tests/explain/test_,fused_loss_on_tpu.py golden.py hidden_wire.py \
-	memory.py moves.py small_tensors.py stage_3_on_tpu.py time.py) \
-	$(addprefix tests/engine/test_,accumulation.py agreement.py captured.py captured_changes.py \
-	captured_soak.py captured_state.py captured_traced.py changed_module.py comms_logger.py compiled_program.py \
-	compiling_steps.py copies.py direct_calls.py embedding_accumulation.py engine.py \
-	failed_steps.py fixed_reads.py flops_profiler.py folded.py folded_changes.py \
-	folded_surroundings.py fused_loss.py loader.py loading.py multi_output.py overflow_tables.py \
-	placement.py profile.py recompute.py reports.py reset_states.py short_batches.py skipped_steps.py \
-	startup.py startup_compile.py startup_memory.py trajectories.py two_engines.py \
-	users_optimizers.py waiting_gradients.py whole_batch.py) \
-	$(addprefix tests/examples/test_,examples.py finetune.py generation.py source_text.py) \
-	$(addprefix tests/integrations/test_,accelerate.py after_import.py client_names.py \
-	distribution.py install.py launcher.py lightning.py lightning_tied.py run.py \
-	stage_3_clients.py trainer_class.py trl.py) $(SHARED)
-
-# Without transformers, accelerate and Lightning, which have their own newest torch.
-SHARED_NEWEST := tests/audit tests/checkpoint tests/hosts \
-	$(filter-out tests/integrations/% tests/notebooks %_outputs.py %_transformers.py,$(SHARED))
-
-# Runs on both backends, whichever fails: $(call BOTH,options,what runs on JAX,what doesn't on torch_xla)
-BOTH = failed=0; set -x; SPMDZERO_BACKEND=torch_xla $(PYTEST) $(1) $(addprefix --ignore=,$(3)) || failed=1; \
-	SPMDZERO_BACKEND=jax $(PYTEST) $(1) tests/jax_backend $(2) || failed=1; exit $$failed
+# Runs on both backends, whichever fails: $(call BOTH,options). Each file says which run it, at its top.
+BOTH = failed=0; set -x; SPMDZERO_BACKEND=torch_xla $(PYTEST) $(1) || failed=1; \
+	SPMDZERO_BACKEND=jax $(PYTEST) $(1) || failed=1; exit $$failed
 
 test: lint
-	@$(call BOTH,-m "not slow",$(SHARED),$(ON_JAX))
+	@$(call BOTH,--suite=test -m "not slow")
 
 test-all: lint test-local-rank
-	@$(call BOTH,,$(SHARED_ALL))
+	@$(call BOTH,--suite=test-all)
 
 # What a launcher tells clients, by which they call their device cpu:0.
 test-local-rank: .venv/installed
@@ -146,7 +110,7 @@ test-processors: $(PROCESSORS:%=test-processor-%)
 
 test-processor-%: .venv/installed
 	@set -- $(subst -, ,$*); export TEST_XLA_ISA=$$1 ATEN_CPU_CAPABILITY=$$2 \
-	ONEDNN_MAX_CPU_ISA=$$3 MKL_CBWR=$$4; $(call BOTH,-m "not slow",$(SHARED),$(ON_JAX))
+	ONEDNN_MAX_CPU_ISA=$$3 MKL_CBWR=$$4; $(call BOTH,--suite=test -m "not slow")
 
 # $(call FRESH,name,python,torch): an environment .venv-name with torch and $(WITH), made anew as
 # README says. torch's own index has it without gigabytes of CUDA, where that is reached.
@@ -196,13 +160,18 @@ newest-python:
 	@test -n "$(NEWEST)" || \
 		{ echo "no $(NEWEST_PYTHONS) here: name one, make NEWEST=/path/of/python ..."; exit 1; }
 
+NEWEST_PYTEST := $(NEWEST_BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
+# They have their own newest torch, and notebooks what newer compilers print otherwise.
+OF_CLIENTS := /integrations /notebooks /test_region_outputs.py /test_region_transformers.py
+
 # Installs anew each time: what is newest changes, pyproject.toml doesn't.
 test-newest: newest-python
 	@test -x $(NEWEST_BIN)/python || $(NEWEST) -m venv .venv-newest
 	@echo "Installing spmdzero with the newest torch and JAX into .venv-newest: 6 GB, 10 minutes, the first time"
 	@$(PIP_INSTALL:$(BIN)%=$(NEWEST_BIN)%) --upgrade -e '.[jax]' torch 'jax[tpu]' transformers accelerate pytest pytest-xdist hypothesis expecttest
 	@$(NEWEST_BIN)/python -c 'import sys, torch, jax; print("Python", sys.version.split()[0], "torch", torch.__version__, "jax", jax.__version__)'
-	SPMDZERO_BACKEND=jax $(NEWEST_BIN)/pytest -n 2 --dist loadfile -m "not slow" tests/jax_backend $(SHARED_NEWEST)
+	SPMDZERO_BACKEND=jax $(NEWEST_PYTEST) --suite=test $(OF_CLIENTS:%=--ignore-glob='*%')
+	SPMDZERO_BACKEND=jax $(NEWEST_PYTEST) tests/audit tests/checkpoint tests/hosts
 
 lint: .venv/installed
 	$(BIN)/ruff check

@@ -1,12 +1,12 @@
 """Eight virtual CPU devices for the process: their count is fixed at the first device access.
 
-A process has one backend: what SPMDZERO_BACKEND says, else torch_xla where nothing but files about
-it is asked for, else JAX where it is installed. The tests of tests/jax_backend run with JAX only.
+A process has one backend: what SPMDZERO_BACKEND says, else torch_xla where nothing but files of it
+is asked for, else JAX where it is installed. Files say themselves which they run on, in
+`tests/support/declared.py`'s way.
 """
 
 import importlib.util
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -14,22 +14,29 @@ import pytest
 from spmdzero._logging import forget_what_was_logged
 from spmdzero.backend import Mesh, current, runtime
 from spmdzero.plan import MeshSpec
-from tests.support.backends import VARIABLES
+from tests.support.backends import VARIABLES, other_than
+from tests.support.declared import Backends, CollectError, backends_of
 from tests.support.processes import local_rank
 
-# A file that is about torch_xla says so at its top.
-OF_TORCH_XLA = re.compile(
-    r"^(from spmdzero\.backend\.torch_xla|import torch_xla|from tests\.engine\.program_cache)",
-    re.MULTILINE,
-)
-JAX_TESTS = Path(__file__).parent / "jax_backend"
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--suite",
+        choices=("test", "test-all"),
+        help="the files that this target of the Makefile runs on the backend; else all that can",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Chooses the backend and how it starts, before a test's file imports it."""
     os.environ |= {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"} | local_rank()
-    paths = [Path(argument.partition("::")[0]) for argument in config.args]
-    asked_for = bool(paths) and all(path.is_file() and is_of_torch_xla(path) for path in paths)
+    paths = [Path(argument.partition("::")[0]).absolute() for argument in config.args]
+    try:
+        asked_for = bool(paths) and all(
+            path.is_file() and not backends_of(path).suits("jax") for path in paths
+        )
+    except CollectError:  # Collecting says it.
+        asked_for = False
     no_jax = importlib.util.find_spec("jax") is None
     # Set, so that child processes have it too.
     backend = os.environ.setdefault(
@@ -41,25 +48,35 @@ def pytest_configure(config: pytest.Config) -> None:
         importlib.import_module("jax").config.update("jax_num_cpu_devices", 8)
 
 
-def is_of_torch_xla(path: Path) -> bool:
-    return bool(OF_TORCH_XLA.search(path.read_text()))
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out files of the other backend, and those that another target runs, unimported."""
+    if not collection_path.match("test_*.py"):
+        return None
+    backend, suite = os.environ["SPMDZERO_BACKEND"], config.getoption("suite")
+    return not backends_of(collection_path).chosen(backend, suite) or None
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leaves out JAX's tests in a process of torch_xla, and those of torch_xla in one of JAX."""
-    if os.environ.get("SPMDZERO_BACKEND") != "jax":
-        return JAX_TESTS in (collection_path, *collection_path.parents) or None
-    return (collection_path.suffix == ".py" and is_of_torch_xla(collection_path)) or None
+def pytest_collect_file(file_path: Path) -> None:
+    """Says of a file of the other backend that is asked for by name what would run it."""
+    backend = os.environ["SPMDZERO_BACKEND"]
+    if file_path.match("test_*.py") and not backends_of(file_path).suits(backend):
+        told = f"SPMDZERO_BACKEND is {backend}"
+        raise CollectError(f"{told}, and {file_path.name} runs on {other_than(backend)} alone")
 
 
 # Before pytest's own, which leaves out what -m does not ask for.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out single tests that are about the backend that this process doesn't have."""
-    other = "torch_xla_only" if os.environ.get("SPMDZERO_BACKEND") == "jax" else "jax_only"
-    left_out = [item for item in items if item.get_closest_marker(other)]
+    """Leaves out single tests of the other backend."""
+    left_out = [item for item in items if not _runs_here(item)]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
+
+
+def _runs_here(item: pytest.Item) -> bool:
+    backend = os.environ["SPMDZERO_BACKEND"]
+    marks = item.iter_markers("backends")
+    return all(Backends(mark.args, **mark.kwargs).suits(backend) for mark in marks)
 
 
 @pytest.fixture(autouse=True)

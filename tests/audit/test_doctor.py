@@ -27,6 +27,8 @@ from tests.audit.models import (
 )
 from tests.support.processes import run_python
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 
 def train(engine: spmdzero.Engine, data: list[torch.Tensor]) -> Diagnosis:
     for x in data:
@@ -76,7 +78,7 @@ def test_reads_per_step_count_the_scripts_and_not_the_engines() -> None:
     assert reads.said.startswith("2 per step by the script and the model, ")
 
 
-@pytest.mark.torch_xla_only  # JAX lowers an operation or refuses it, in words.
+@pytest.mark.backends("torch_xla")  # JAX lowers an operation or refuses it, in words.
 def test_a_fallback_is_told_by_its_operation() -> None:
     diagnosis = train(engine_of(RunsOnCpu(), config(**GLOBAL)), batches(1))
     said = [check.said for check in diagnosis.of("CPU fallback")]

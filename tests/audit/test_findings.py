@@ -26,6 +26,8 @@ from tests.audit.models import (
 )
 from tests.support.engines import ask_never
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 BF16 = {"bf16": {"enabled": True}}
 
 
@@ -144,7 +146,7 @@ def test_a_parameter_that_is_assigned_a_sharded_value_has_drifted() -> None:
 
 
 # JAX's backend gives away whatever no tensor holds any more, whichever tensor comes after it.
-@pytest.mark.torch_xla_only
+@pytest.mark.backends("torch_xla")
 def test_a_state_that_is_replaced_each_step_is_not_donated() -> None:
     def cool(engine: spmdzero.Engine, _: torch.Tensor) -> None:
         state = engine.optimizer.state[engine.module.a.weight]
@@ -202,7 +204,7 @@ class TestRecompilation:
 
 
 class TestHost:
-    @pytest.mark.torch_xla_only  # JAX lowers an operation or refuses it, in words.
+    @pytest.mark.backends("torch_xla")  # JAX lowers an operation or refuses it, in words.
     def test_a_fallback_is_named_with_its_line_and_does_not_count_as_a_read(self) -> None:
         report = spmdzero.audit(engine_of(RunsOnCpu(), config(**GLOBAL)), batches(2))
         found = report.of("cpu-fallback")

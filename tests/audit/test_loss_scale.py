@@ -14,6 +14,8 @@ from spmdzero.integrations import ClientEngine
 from tests.audit.models import WIDTH, config, engine_of
 from tests.support.bounds import assert_summed, summed
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 ROWS = 16
 
 

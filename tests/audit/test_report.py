@@ -8,6 +8,8 @@ import spmdzero
 from spmdzero.audit import AuditReport, Finding
 from tests.audit.models import Sound, batches, config, engine_of
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 FINDING = Finding(
     name="parameter-drift", severity="error", subject="w", cause="c", fix="f", evidence="e"
 )

@@ -4,6 +4,8 @@ import pytest
 
 from spmdzero.audit._collectives import ReadProgram
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 HLO = """\
 HloModule step, num_partitions=4
 

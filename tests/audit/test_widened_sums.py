@@ -10,6 +10,8 @@ import pytest
 from spmdzero.audit._collectives import ReadProgram
 from tests.support.trajectory import ROOT
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 DTYPES = {"one.weight": "bfloat16", "one.bias": "bfloat16"}
 
 

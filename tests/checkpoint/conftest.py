@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 _MEMORY = Path("/dev/shm")
 
 

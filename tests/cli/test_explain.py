@@ -17,6 +17,8 @@ from spmdzero.explain import Explanation
 from tests.support.processes import environment
 from tests.support.trajectory import ROOT
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 MODEL = """
 import torch
 
@@ -163,7 +165,7 @@ def test_a_model_of_hugging_face_is_explained_where_torch_xla_is_installed_too(
 
 
 @pytest.mark.slow
-@pytest.mark.jax_only
+@pytest.mark.backends("jax")
 def test_topologies_of_several_sizes_are_explained_at_once_on_one_page(folder: Path) -> None:
     done = run(
         folder, "net:Net", "ds.json", "--batch", "x={devices}x64", "--own-stage", "--json",

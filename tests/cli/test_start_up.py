@@ -14,6 +14,8 @@ from spmdzero.cli._convert import convert
 from spmdzero.formats import FORMATS
 from tests.support.processes import run_python
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 # What imports one of them has imported torch, or waits as long for another of its kind.
 HEAVY = {"torch", "torch_xla", "jax", "numpy", "transformers"}
 COMMAND = """

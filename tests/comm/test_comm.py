@@ -16,6 +16,8 @@ from spmdzero.backend import Mesh, current
 from spmdzero.backend.hosts import _launched as _single_process
 from tests.support.processes import environment, free_port
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -12,13 +12,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import spmdzero
-from spmdzero.backend import current
 from tests.comm.in_forward import MODELS, WORLD, gathered
 from tests.support.processes import run_python
 
-pytestmark = pytest.mark.skipif(
-    not current().world_of_devices, reason="with torch_xla the world in a forward is the hosts"
-)
+pytestmark = pytest.mark.backends("jax")
 NAMES = [kind.__name__ for kind in MODELS]
 # fp32 sums of some hundred products, in another order than gloo's.
 CLOSE = {"rtol": 2e-5, "atol": 1e-6}

@@ -11,13 +11,10 @@ import torch.distributed as dist
 from torch import nn
 
 import spmdzero
-from spmdzero.backend import current
 from tests.comm.trained_in_forward import MICRO, WIDTH, Towers, batches, by_engine, by_torch
 from tests.support.rows import marks_of
 
-pytestmark = pytest.mark.skipif(
-    not current().world_of_devices, reason="with torch_xla the world in a forward is the hosts"
-)
+pytestmark = pytest.mark.backends("jax")
 DEVICES = 8
 # Five steps of fp32 sums in another order; bf16 has 8 bits of each number.
 CLOSE, CLOSE_BF16 = {"rtol": 2e-4, "atol": 2e-5}, {"rtol": 0.05, "atol": 0.03}

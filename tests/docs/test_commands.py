@@ -17,6 +17,8 @@ from pages import PAGES, ROOT, blocks, followers, named, page_environment, save_
 from spmdzero.backend import current
 from tests.support.selected import outside
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:

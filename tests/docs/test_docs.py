@@ -30,6 +30,8 @@ from spmdzero.config._models import SECTIONS
 from spmdzero.config._must_be_off import OFF_ONLY
 from tests.support.warm import run_warm
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 # A line of output that no page would print by itself.
 NEXT_BLOCK = "\x1e"
 

@@ -2,10 +2,13 @@
 
 import re
 
+import pytest
 from pages import ROOT
 from test_commands import tomllib
 
 from spmdzero.backend.torch_xla._private import TESTED_VERSION
+
+pytestmark = pytest.mark.backends("torch_xla")
 
 TABLE = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = TABLE["project"]

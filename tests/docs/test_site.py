@@ -16,6 +16,8 @@ import spmdzero
 from tests.notebooks.picture import PICTURE, drawn
 from tests.support.processes import environment
 
+pytestmark = pytest.mark.backends("any")
+
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 HOME = "docs/index.html"
 

@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -137,6 +138,12 @@ def captured(engine: spmdzero.Engine) -> spmdzero.Engine:
 
 def state(engine: spmdzero.Engine) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().cpu() for name, tensor in engine.named_tensors().items()}
+
+
+def row(*case: Any, slow: bool = False) -> Any:
+    """A row of a table of cases; JAX's backend alone starts the three calls again."""
+    marks = [pytest.mark.backends("jax")] * ("three calls" in case)
+    return pytest.param(*case, marks=[*marks, *[pytest.mark.slow] * slow])
 
 
 def assert_same(mine: Any, its: Any) -> None:

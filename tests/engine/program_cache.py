@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import spmdzero
 from spmdzero.backend.torch_xla import memory_maps, runtime
-from tests.engine.captured import assert_twins_agree, three_calls, train, twins
+from tests.engine.captured import assert_twins_agree, train, twins
 
 PROGRAMS = 10
 SCHEDULE = {"type": "WarmupLR", "params": {"warmup_num_steps": 20, "warmup_type": "linear"}}
@@ -37,17 +37,6 @@ def replays() -> list[int]:
     assert_twins_agree(engines, run)
     (before, after) = counts[2:]
     return [*before, *after]
-
-
-def folds() -> str:
-    def run(engine: spmdzero.Engine) -> list[float]:
-        losses = three_calls(engine, 4)
-        let_go(engine.device)
-        return losses + three_calls(engine, 3, first=4)
-
-    engines = twins()
-    assert_twins_agree(engines, run)
-    return str(engines[1].folding)
 
 
 class Classifier(nn.Module):
@@ -81,7 +70,7 @@ def main() -> None:
     inherited = os.environ.get("XLA_COMPILATION_CACHE_SIZE")
     # Room for the tests of replays, which are about the cache's size only.
     memory_maps.limit = lambda: kernel
-    found = {"inherited": inherited, "replays": replays(), "folds": folds()}
+    found = {"inherited": inherited, "replays": replays()}
     bounded = slices(14)
     # The next programs reach three quarters of this.
     allowed = bounded[-1] * 10 // 9

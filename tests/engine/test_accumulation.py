@@ -19,6 +19,8 @@ from tests.support import engines
 from tests.support.bounds import summed
 from tests.support.engines import assert_trained_as, three_calls
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 ROWS, WIDTH = 16, 16
 
 

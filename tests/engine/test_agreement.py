@@ -11,6 +11,8 @@ import spmdzero
 from spmdzero.engine._step_end import EVERY, AgreementRhythm
 from tests.support.engines import one_call, reads, start, three_calls
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 SAME = torch.ones(8, 4)
 # The devices count different numbers of positive rows.
 DIFFERENT = torch.linspace(-1, 1, 8)[:, None].expand(8, 4).contiguous()

@@ -22,6 +22,8 @@ from tests.engine.captured import (
 )
 from tests.support.selected import outside
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 STEPS = 100
 WARMUP = {"type": "WarmupDecayLR", "params": {"total_num_steps": 80, "warmup_num_steps": 20}}
 FP16 = {"enabled": True, "initial_scale_power": 24, "loss_scale_window": 10, "hysteresis": 1}

@@ -28,6 +28,8 @@ from tests.engine.captured import (
     twins,
 )
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 
 def both(engines: tuple[spmdzero.Engine, ...], act: Callable[[spmdzero.Engine], Any]) -> None:
     """Trains each engine, acts on it, and trains on; they must agree afterwards."""
@@ -338,6 +340,7 @@ def test_a_hook_that_only_asks_for_gradients_keeps_no_step_from_being_captured()
     assert engine.capture.reason is None
 
 
+@pytest.mark.backends("jax")
 def test_what_tells_of_plain_torch_has_no_step_traced() -> None:
     watch_steps()
     engine = make_engine()

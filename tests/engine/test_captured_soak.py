@@ -10,6 +10,8 @@ import torch
 from spmdzero.backend import counters, runtime
 from tests.engine.captured import batches, captured, make_engine
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 
 @pytest.mark.slow
 def test_two_thousand_replayed_steps_compile_nothing_and_keep_no_memory() -> None:

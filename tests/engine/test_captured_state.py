@@ -23,6 +23,8 @@ from tests.engine.captured import (
     twins,
 )
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 Script = Callable[[spmdzero.Engine], list[float]]
 
 

@@ -25,9 +25,12 @@ from tests.engine.captured import (
     assert_twins_agree,
     captured,
     make_engine,
+    row,
     train,
     twins,
 )
+
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
 
 OUTSIDE: dict[str, Any] = {}
 
@@ -87,9 +90,9 @@ class KeepsTensorOutside(Residual):
     ("way", "module", "said"),
     [
         ("train_batch", Reads, "reads a value .* at .*test_captured_traced.py:"),
-        ("three calls", Counts, "the forward changes the module: 'calls' of"),
+        row("three calls", Counts, "the forward changes the module: 'calls' of"),
         *(
-            pytest.param(*case, marks=pytest.mark.slow)
+            row(*case, slow=True)
             for case in (
                 ("three calls", Reads, "reads a value .* at .*test_captured_traced.py:"),
                 ("train_batch", Counts, "the forward changes the module: 'calls' of"),
@@ -101,8 +104,8 @@ class KeepsTensorOutside(Residual):
                 ("train_batch", BranchesByGlobal, "Python code in the model took another way"),
             )
         ),
-        ("three calls", Foreign, "neither an input nor part of the module"),
-        ("three calls", OnTheHost, "returns a tensor on the CPU"),
+        row("three calls", Foreign, "neither an input nor part of the module"),
+        row("three calls", OnTheHost, "returns a tensor on the CPU"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -127,9 +130,7 @@ def test_python_that_matters_is_traced_at_each_step_with_the_reason(
     assert re.search(said, warning)
 
 
-@pytest.mark.parametrize(
-    "way", [pytest.param("train_batch", marks=pytest.mark.slow), "three calls"]
-)
+@pytest.mark.parametrize("way", [row("train_batch", slow=True), row("three calls")])
 def test_errors_of_the_users_own_are_no_reason_to_go_on_tracing(way: str) -> None:
     class Fails(Residual):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,8 @@ from spmdzero.backend.pure import ModuleWatch
 from spmdzero.integrations._client_engine import ClientEngine
 from tests.support.engines import config, one_call, start, three_calls
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 ROWS = torch.linspace(-1, 1, 32).reshape(8, 4)
 
 

@@ -12,6 +12,8 @@ import spmdzero
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.profiling import comms
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 ROWS, WIDTH = 8, 128
 BYTES = WIDTH * WIDTH * 4
 

@@ -19,6 +19,8 @@ from tests.support.models import KINDS, Kind, ResNet, small_gpt2
 from tests.support.processes import run_python
 from tests.support.selected import outside
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 ROWS = 8
 
 
@@ -234,7 +236,7 @@ class Contrastive(nn.Module):
         pytest.param(
             functools.partial(make_model, layers=1),
             gpt_loss,
-            marks=pytest.mark.torch_xla_only,
+            marks=pytest.mark.backends("torch_xla"),
             id="layer norm",
         ),
         pytest.param(

@@ -12,6 +12,8 @@ from spmdzero.engine._compiling import difference
 from spmdzero.engine._programs import Call, Compiled, ProgramLog
 from tests.engine.captured import make_engine
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 ROWS, WIDTH = 16, 12
 Step = Callable[[spmdzero.Engine, int], torch.Tensor]
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.processes import run_module
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.backends("torch_xla", test_all="jax"), pytest.mark.slow]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ from tests.support.bounds import assert_summed
 from tests.support.engines import Mean, one_call, start
 from tests.support.selected import product_rows
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 Call = Callable[[spmdzero.Engine, nn.Module, torch.Tensor], torch.Tensor]
 
 

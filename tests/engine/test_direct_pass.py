@@ -11,6 +11,8 @@ import torch
 from spmdzero.engine import _folded_call
 from tests.engine.captured import Residual, batches, make_engine
 
+pytestmark = pytest.mark.backends("jax")
+
 Register = Callable[[torch.Tensor, Callable[[Any], None]], Any]
 
 

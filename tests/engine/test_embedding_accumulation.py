@@ -12,6 +12,8 @@ from torch import nn
 
 from tests.support.engines import start, three_calls
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 ROWS, LENGTH, VOCABULARY, DIM, MICRO_BATCHES = 8, 6, 64, 32, 4
 
 

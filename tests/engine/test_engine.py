@@ -17,6 +17,8 @@ from tests.engine.regression import CLOSE, ROWS, WIDTH, batch, config, make_mode
 from tests.support.bounds import rounded
 from tests.support.engines import assert_trained_as, one_call, reads, three_calls
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 

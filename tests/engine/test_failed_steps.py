@@ -14,6 +14,8 @@ import spmdzero
 from tests.support import engines
 from tests.support.engines import Mean, one_call, three_calls
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 ROWS = 8
 GOOD, BAD = torch.ones(ROWS, 4), torch.full((ROWS, 4), math.inf)
 AT_THE_SMALLEST_SCALE = {

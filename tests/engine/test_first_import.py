@@ -11,6 +11,8 @@ import pytest
 from spmdzero.backend import current
 from tests.support.processes import ROOT, environment, run_python
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 # Set by torch_xla for itself while it is imported.
 THEIRS = {
     "torch_xla": {

@@ -16,8 +16,11 @@ from tests.engine.captured import (
     WIDTH,
     Residual,
     assert_twins_agree,
+    row,
     twins,
 )
+
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
 
 OUTSIDE: dict[str, torch.Tensor] = {}
 
@@ -52,12 +55,12 @@ class UsesPositions(Residual):
 @pytest.mark.parametrize(
     ("module", "way"),
     [
-        (ReadsPositions, "three calls"),
-        pytest.param(ReadsPositions, "train_batch", marks=pytest.mark.slow),
-        (ReadsUploaded, "three calls"),
+        row(ReadsPositions, "three calls"),
+        row(ReadsPositions, "train_batch", slow=True),
+        row(ReadsUploaded, "three calls"),
         (ReadsUploaded, "train_batch"),
         (UsesPositions, "train_batch"),
-        pytest.param(UsesPositions, "three calls", marks=pytest.mark.slow),
+        row(UsesPositions, "three calls", slow=True),
     ],
 )
 def test_what_is_the_same_at_each_step_needs_no_trace(
@@ -125,11 +128,11 @@ READS, USES = "reads a value", "neither an input nor part of the module"
 @pytest.mark.parametrize(
     ("module", "outside", "reason", "way"),
     [
-        (ReadsBuffer, there, READS, "three calls"),
+        row(ReadsBuffer, there, READS, "three calls"),
         (ReadsOutside, pending, READS, "train_batch"),
-        (UsesOutside, there, USES, "three calls"),
+        row(UsesOutside, there, USES, "three calls"),
         *(
-            pytest.param(*case, marks=pytest.mark.slow)
+            row(*case, slow=True)
             for case in (
                 *((ReadsDraw, there, READS, way) for way in WAYS),
                 (ReadsBuffer, there, READS, "train_batch"),

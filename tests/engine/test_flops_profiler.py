@@ -17,6 +17,8 @@ from spmdzero.inspect import read_matmuls
 from spmdzero.profiling.flops_profiler import FlopsProfiler, ModelProfile, get_model_profile
 from tests.support.contract import DIM, LAYERS, SEQ, VOCAB, make_batch, make_model
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "flops_profile.json").read_text())
 DEVICES = 8
 ADAMW = {"type": "AdamW", "params": {"lr": 1e-3}}

@@ -20,6 +20,8 @@ from tests.engine.captured import (
     twins,
 )
 
+pytestmark = pytest.mark.backends("jax")
+
 OUTSIDE: dict[str, Any] = {}
 
 

@@ -11,6 +11,8 @@ from torch import nn
 import spmdzero
 from tests.engine.captured import WIDTH, assert_twins_agree, make_engine, rows, twins
 
+pytestmark = pytest.mark.backends("jax")
+
 
 class Net(nn.Module):
     """Two heads, of which an attribute chooses one."""

@@ -17,6 +17,8 @@ from spmdzero.nn._causal_lm import fuse_causal_lm_losses
 from tests.support.bounds import assert_summed, summed
 from tests.support.engines import start
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 VOCABULARY, LENGTH, ROWS = 384, 160, 16
 SMALL = {"vocab_size": VOCABULARY, "attn_implementation": "sdpa"}
 

@@ -14,6 +14,8 @@ import spmdzero
 from spmdzero._cuda import INSTEAD
 from tests.support.processes import ROOT, run_python
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 CONFIG = {
     "train_micro_batch_size_per_gpu": 2,
     "optimizer": {"type": "SGD", "params": {"lr": 0.1}},

@@ -15,6 +15,8 @@ from spmdzero.backend import current
 from spmdzero.errors import SpmdZeroRuntimeError
 from tests.support.engines import start, three_calls
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 
 class Recurrent(nn.Module):
     """The states of `inner`, `[rows, 4, 8]`, without the last one, which isn't the rows' own."""

@@ -26,6 +26,8 @@ from spmdzero.backend import held, let_in
 from spmdzero.integrations._initialize import initialize_for_client
 from tests.support import engines
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 PACKAGE = str(Path(spmdzero.__file__).parent)
 ROWS, ACCUMULATION = 16, 2
 # After so many steps each way of calling starts what it has compiled.

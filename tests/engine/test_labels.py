@@ -14,6 +14,8 @@ import spmdzero
 from spmdzero.backend import current
 from tests.support.engines import Mean, one_call, start, three_calls
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 
 @pytest.mark.parametrize("shape", [(), (3,)], ids=["of rows", "of rows' places"])
 def test_a_loss_outside_of_the_model_takes_labels_from_the_cpu(shape: tuple[int, ...]) -> None:
@@ -99,7 +101,13 @@ def test_ignore_index_padding_and_what_counts_from_the_end_are_legal(use: str) -
     three_calls(engine, *[(torch.randn(rows, 4), index)] * 4)
 
 
-@pytest.mark.parametrize("run", [three_calls, one_call], ids=["folded", "captured"])
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(three_calls, id="folded", marks=pytest.mark.backends("jax")),
+        pytest.param(one_call, id="captured"),
+    ],
+)
 def test_a_step_that_is_no_longer_traced_finds_an_index_past_the_end(run: Any) -> None:
     torch.manual_seed(0)
     engine = start(Indexing(F.cross_entropy))

@@ -12,6 +12,8 @@ from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Tenso
 import spmdzero
 from tests.support.bounds import summed
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 DEVICES, MICRO = 8, 2
 
 

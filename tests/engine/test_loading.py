@@ -6,6 +6,8 @@ from torch import nn
 
 import spmdzero
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 CONFIG = {
     "train_micro_batch_size_per_gpu": 1,
     "bf16": {"enabled": True},

@@ -9,6 +9,8 @@ import pytest
 from spmdzero.backend.torch_xla import DeviceMesh, _cpu_flags, runtime
 from tests.support.processes import run_module
 
+pytestmark = pytest.mark.backends("torch_xla")
+
 
 @pytest.mark.slow
 def test_repeated_steps_are_torchs_on_every_processor() -> None:

@@ -14,6 +14,8 @@ import spmdzero
 from tests.support import engines
 from tests.support.engines import assert_trained_as
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 ROWS, WIDTH = 16, 12
 # How a module hands its losses over.
 CONTAINERS: dict[str, Callable[[list[torch.Tensor]], Any]] = {

@@ -16,6 +16,8 @@ from tests.support import engines
 from tests.support.contract import make_batch, make_model
 from tests.support.selected import product_rows
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 CPU = {"device": "cpu", "pin_memory": True}
 STAGES = (1, 2, 3)
 PRECISIONS: dict[str, dict[str, Any]] = {"fp32": {}, "bf16": {"bf16": {"enabled": True}}}

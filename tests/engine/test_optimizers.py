@@ -20,6 +20,8 @@ from tests.support.engines import assert_trained_as, three_calls
 from tests.support.optimizers import lamb_step, lion_step, muon_step
 from tests.support.selected import outside
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 STEPS = 4
 Params = list[nn.Parameter]
 Step = Callable[[Params, int, float], None]

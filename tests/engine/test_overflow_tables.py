@@ -15,6 +15,8 @@ from torch import nn
 import spmdzero
 from tests.support import engines
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 FINE = 0.05
 GRADIENTS = {
     "none": [FINE] * 6,

@@ -14,6 +14,8 @@ from tests.support import engines
 from tests.support.contract import make_batch, make_model
 from tests.support.engines import three_calls
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 DEVICES = 8
 
 

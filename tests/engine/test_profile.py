@@ -11,6 +11,8 @@ from torch import nn
 import spmdzero
 from spmdzero.backend import current
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 # Each backend's event of a program that is run, and its number: of all devices, or of each of 8.
 RUN, TIMES = {
     "torch_xla": ("PjRtComputationClient::ExecuteReplicated", 1),

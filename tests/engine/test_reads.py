@@ -12,6 +12,8 @@ from spmdzero.errors import ReplicaRegionError
 from tests.support.engines import Mean, one_call, start, three_calls
 from tests.support.processes import run_python
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 # What torch refuses of every XLA tensor, in its own words.
 FOREIGN = {"asarray", "dlpack", "storage", "untyped_storage"}
 # An output that is a scalar has no rows.

@@ -14,6 +14,8 @@ from spmdzero.inspect import peak_temporary_bytes
 from tests.support.bounds import assert_summed
 from tests.support.engines import start
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 POLICIES = ("nothing", "dots", "everything")
 WIDTH, ROWS, BLOCKS = 16, 1024, 3
 
@@ -92,26 +94,26 @@ def test_memory_falls_with_what_is_recomputed(trained: Any) -> None:
 STAYS = "what checkpointed blocks keep stays where it is, not in host memory"
 
 
-@pytest.mark.torch_xla_only
+@pytest.mark.backends("torch_xla")
 def test_to_offload_by_its_own_key_is_refused_where_a_backend_cant() -> None:
     with pytest.raises(SpmdZeroConfigError, match=r'torch_xla backend.*Write "everything"'):
         start(Stack(), spmd={"recompute": "offload"})
 
 
-@pytest.mark.torch_xla_only
+@pytest.mark.backends("torch_xla")
 @pytest.mark.parametrize("scan", ["on", "auto"])
 def test_a_loop_over_blocks_is_refused_where_a_backend_has_none(scan: str) -> None:
     with pytest.raises(SpmdZeroConfigError, match=r'torch_xla have no loops.*"backend": "jax"'):
         start(Stack(), spmd={"scan": scan})
 
 
-@pytest.mark.torch_xla_only
+@pytest.mark.backends("torch_xla")
 def test_attention_by_kernels_is_refused_where_a_backend_has_none() -> None:
     with pytest.raises(SpmdZeroConfigError, match=r'torch_xla computes att.*"backend": "jax"'):
         start(Stack(), spmd={"attention": "kernel"})
 
 
-@pytest.mark.torch_xla_only
+@pytest.mark.backends("torch_xla")
 def test_to_fit_a_budget_is_refused_where_a_backend_cant() -> None:
     with pytest.raises(SpmdZeroConfigError, match=r'torch_xla doesn.t say.*"backend": "jax"'):
         start(Stack(), spmd={"recompute": {"fit": "1GB"}})
@@ -128,7 +130,7 @@ def test_cpu_checkpointing_offloads_what_everything_keeps(
 
 
 @pytest.mark.slow
-@pytest.mark.jax_only
+@pytest.mark.backends("jax")
 def test_a_loop_over_blocks_recomputes_too(trained: Any) -> None:
     dots, everything = (train(policy, scan="on") for policy in POLICIES[1:])
     for losses, *_ in (dots, everything):
@@ -208,7 +210,7 @@ class Attentions(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.jax_only
+@pytest.mark.backends("jax")
 @pytest.mark.parametrize("scan", ["off", "on"])
 def test_attention_kernels_and_what_is_kept_of_them(scan: str) -> None:
     losses: list[list[float]] = []

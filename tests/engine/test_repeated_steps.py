@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import spmdzero
-from spmdzero.backend import current
 from tests.engine.captured import (
     Residual,
     assert_same_state,
@@ -19,7 +18,7 @@ from tests.engine.captured import (
     twins,
 )
 
-pytestmark = pytest.mark.skipif(current().repeats is None, reason="this backend records every step")
+pytestmark = pytest.mark.backends("jax")
 STEPS = 8
 Between = Callable[[spmdzero.Engine, torch.Tensor, int], Any]
 

@@ -17,6 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from spmdzero.backend import current, runtime
 from tests.support.processes import run_python
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 _NUMBER = "C++ takes a number for a CUDA device, and here a local rank, 0, is the devices"
 _CUDA = "it names NVIDIA's driver, or turns mixed precision off, where there is no CUDA"
 _NCCL = "scripts for GPUs make their process group by NCCL, which needs CUDA"

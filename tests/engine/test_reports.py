@@ -17,6 +17,8 @@ from tests.support.contract import make_model
 from tests.support.engines import Mean, ask_never, one_call, reads, start
 from tests.surface.record_monitor import STEPS, config, train
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "monitor_csv.json").read_text())
 
 

@@ -17,6 +17,8 @@ from spmdzero.nn import linear_cross_entropy
 from tests.support.engines import start
 from tests.support.rows import marks_of
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 ROWS, LENGTH, WIDTH = 16, 4, 8
 X = torch.randn(ROWS, LENGTH, WIDTH, generator=torch.Generator().manual_seed(1))
 # fp32 has 7 digits, of which the second derivatives of some blocks, summed over rows in another
@@ -320,7 +322,7 @@ def test_torch_func_inside_of_a_forward_is_torchs() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.jax_only
+@pytest.mark.backends("jax")
 def test_a_captured_step_has_the_penalty_of_its_forward() -> None:
     losses = []
     for capture in (True, False):

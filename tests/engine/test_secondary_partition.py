@@ -14,6 +14,8 @@ from spmdzero.plan import Role
 from tests.engine.test_stage_3 import ALL, WAYS, batches, ledgers_of, model, trained
 from tests.support import engines
 
+pytestmark = pytest.mark.backends("any")
+
 GROUP = 4
 HPZ = ALL | {"zero_hpz_partition_size": GROUP}
 SMALL = {"min_shard_elements": 1}

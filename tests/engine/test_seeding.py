@@ -13,6 +13,8 @@ from spmdzero.compat.accelerator import get_accelerator
 from spmdzero.errors import ReplicaRegionError
 from tests.support.engines import Mean, start
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 SEEDS: dict[str, Callable[[int], object]] = {
     "torch.manual_seed": lambda seed: torch.manual_seed(seed),
     "torch.random.manual_seed": lambda seed: torch.random.manual_seed(seed),

@@ -8,6 +8,8 @@ from spmdzero.backend import current
 from spmdzero.compat import parallel_state_sp
 from spmdzero.errors import SpmdZeroConfigError
 
+pytestmark = pytest.mark.backends("any")
+
 
 @pytest.mark.parametrize(
     ("axis", "more"),

@@ -14,6 +14,8 @@ import spmdzero
 from spmdzero import SpmdZeroUsageError, replicated
 from tests.support.bounds import assert_summed
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 DEVICES, MICRO = 8, 4
 WHOLE = DEVICES * MICRO
 EPOCH = (WHOLE, WHOLE, WHOLE // 2)

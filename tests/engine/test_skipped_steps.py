@@ -17,6 +17,8 @@ from tests.support.bounds import rounded
 from tests.support.engines import ask_never, assert_trained_as, reads
 from tests.support.selected import product_rows
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 BATCH = torch.ones(8, 4)
 
 

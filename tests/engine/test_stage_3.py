@@ -21,6 +21,8 @@ from tests.support import engines
 from tests.support.selected import outside, selected
 from tests.support.trajectory import case_of, recording, run
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 WIDTH, WORDS, ROWS = 64, 128, 8
 ALL = {"stage": 3, "stage3_param_persistence_threshold": 0}
 

@@ -21,6 +21,8 @@ from tests.engine.test_stage_3 import ALL, Tied, batches, model
 from tests.support import engines
 from tests.support.selected import product_rows
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 partition_parameters = spmdzero.runtime.zero.partition_parameters
 is_zero_param = partition_parameters.is_zero_param
 BF16 = {"bf16": {"enabled": True}}

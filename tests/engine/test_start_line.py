@@ -19,6 +19,8 @@ from spmdzero.engine import _programs
 from spmdzero.integrations._initialize import initialize_for_client
 from tests.support.engines import config
 
+pytestmark = pytest.mark.backends("any")
+
 
 def starts(caplog: pytest.LogCaptureFixture) -> list[str]:
     """The lines so far that say what is going to happen."""

@@ -18,6 +18,8 @@ from spmdzero.plan import Role
 from tests.support.contract import GPT, make_batch, make_model
 from tests.support.engines import config, three_calls
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 Values = dict[str, torch.Tensor]
 
 

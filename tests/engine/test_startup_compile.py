@@ -12,6 +12,8 @@ from spmdzero.backend import Mesh, counters, runtime
 from tests.support.engines import start
 from tests.support.processes import run_python
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 
 def trained(model: nn.Module, *, gas: int = 1) -> spmdzero.Engine:
     """After one step."""
@@ -54,7 +56,7 @@ def test_a_second_engine_of_the_same_model_compiles_nothing(mesh: Mesh) -> None:
     assert list(engine.programs.compilations) == []
 
 
-@pytest.mark.torch_xla_only
+@pytest.mark.backends("torch_xla")
 def test_on_the_cpu_a_cache_is_declined_once_with_the_reason(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
@@ -78,12 +80,12 @@ print(os.environ["XLA_PERSISTENT_CACHE_PATH"])
 
 
 @pytest.mark.slow
-@pytest.mark.torch_xla_only
+@pytest.mark.backends("torch_xla")
 def test_a_tpu_keeps_its_programs_in_the_folder() -> None:
     assert run_python("-c", ON_TPU, PJRT_DEVICE="TPU").splitlines()[-1] == "/cache"
 
 
-@pytest.mark.torch_xla_only
+@pytest.mark.backends("torch_xla")
 def test_a_cache_that_comes_after_the_first_compilation_is_refused(
     mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:

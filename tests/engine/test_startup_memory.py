@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from tests.support.processes import run_python
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.backends("torch_xla", test_all="jax"), pytest.mark.slow]
 
 MIB = 2**20
 LAYERS, WIDTH = 32, 1024

@@ -7,6 +7,8 @@ from torch import nn
 import spmdzero
 from tests.support import engines
 
+pytestmark = pytest.mark.backends("any")
+
 
 class Counting(nn.Module):
     """Ties two weights, counts its calls, and has a parameter of the name of a counter."""

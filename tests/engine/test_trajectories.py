@@ -9,6 +9,8 @@ import pytest
 from tests.support.selected import selected
 from tests.support.trajectory import Case, case_of, recording, run
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 
 class Close(NamedTuple):
     """How far a loss may be from the recorded one, and relatively a norm of the gradient."""

@@ -13,6 +13,8 @@ import spmdzero
 from spmdzero.backend import Mesh, arrays, counters, current, programs
 from tests.engine.captured import ROWS, batches, make_engine, state
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 NOISE, WIDTH = 12, 20
 
 
@@ -86,6 +88,7 @@ def train(gan: Engines, steps: int) -> Iterator[list[float]]:
         yield read
 
 
+@pytest.mark.backends("jax")
 def test_a_gan_compiles_each_of_its_programs_once(mesh: Mesh) -> None:
     gan = engines(capture=True)
     counts = [counters.compiled()[0]]
@@ -129,6 +132,7 @@ def test_a_forward_is_not_run_again_after_another_engines_step(mesh: Mesh) -> No
     assert products[0] == products[1] > 0
 
 
+@pytest.mark.backends("jax")
 def test_what_is_kept_for_a_backward_that_never_comes_is_let_go_of(mesh: Mesh) -> None:
     gan = engines(capture=True)
     for index in range(3):
@@ -139,6 +143,7 @@ def test_what_is_kept_for_a_backward_that_never_comes_is_let_go_of(mesh: Mesh) -
         gan[0].step()
 
 
+@pytest.mark.backends("jax")
 def test_another_engines_whole_step_is_replayed_between_a_forward_and_its_backward(
     mesh: Mesh,
 ) -> None:

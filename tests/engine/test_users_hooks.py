@@ -11,6 +11,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import spmdzero
 from tests.support.engines import Mean, config, one_call, three_calls
 
+pytestmark = pytest.mark.backends("any")
+
 X = torch.arange(32.0).reshape(8, 4) / 32
 CLASSES = [torch.optim.SGD, torch.optim.NAdam]
 """One that is known by its arithmetic, and one whose own `step` runs on stand-ins."""

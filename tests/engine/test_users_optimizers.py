@@ -12,6 +12,8 @@ import spmdzero
 from tests.engine.regression import CLOSE, ROWS, WIDTH, batch, config, make_model, reference
 from tests.support.engines import assert_trained_as, one_call, three_calls
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 
 def train(engine: spmdzero.Engine, steps: int = 6) -> list[float]:
     return [three_calls(engine, batch(step)).item() for step in range(steps)]

@@ -12,6 +12,8 @@ from spmdzero.errors import NonFiniteError, SpmdZeroUsageError
 from tests.support import engines
 from tests.support.selected import product_rows
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 BATCH = torch.ones(8, 4)
 
 

@@ -6,6 +6,8 @@ import torch
 import spmdzero
 from tests.engine.captured import LENGTH, ROWS, WIDTH, assert_same_state, make_engine
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 
 def rows(count: int) -> torch.Tensor:
     return torch.randn(count, LENGTH, WIDTH, generator=torch.Generator().manual_seed(5))

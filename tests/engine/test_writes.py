@@ -14,6 +14,8 @@ from spmdzero.backend import Mesh, runtime
 from spmdzero.backend.pure import ModuleWatch
 from tests.support.engines import one_call, start, three_calls
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 SIZE, STEPS, LR = 6, 5, 0.25
 ROWS = torch.randn(STEPS, 2, 8, SIZE, generator=torch.Generator().manual_seed(1))
 

@@ -15,6 +15,8 @@ from spmdzero.errors import ReplicaRegionError
 from tests.support.bounds import assert_summed
 from tests.support.engines import Mean, start
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 
 def config(**more: Any) -> dict[str, Any]:
     return {

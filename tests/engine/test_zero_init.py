@@ -17,6 +17,8 @@ from spmdzero.compat import zero_init
 from tests.engine.test_stage_3 import ALL, Tied, batches
 from tests.support import engines
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 CONFIG = engines.config(zero_optimization=ALL)
 
 

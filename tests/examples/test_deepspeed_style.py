@@ -10,6 +10,8 @@ import pytest
 from tests.support.deepspeed import run_ranks
 from tests.support.processes import run_python
 
+pytestmark = pytest.mark.backends("any")
+
 SCRIPTS = Path(__file__).parents[2] / "examples" / "deepspeed_style"
 OURS, THEIRS = "import spmdzero as deepspeed", "import deepspeed"
 RANKS = 2

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.processes import run_python
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.backends("torch_xla", test_all="jax"), pytest.mark.slow]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

@@ -7,7 +7,7 @@ from transformers import BertForSequenceClassification, GPT2LMHeadModel
 
 from tests.examples.test_examples import found, run_example
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.backends("torch_xla", test_all="jax"), pytest.mark.slow]
 
 
 def test_a_gpt2_learns_and_its_checkpoint_and_model_are_there(tmp_path: Path) -> None:

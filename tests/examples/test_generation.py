@@ -9,6 +9,8 @@ import torch
 import spmdzero
 from spmdzero.backend import Mesh, counters
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WINDOW = 16
 

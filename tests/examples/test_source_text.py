@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 
 def test_every_tenth_file_is_held_out_and_tokens_count_the_bytes_they_stand_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -7,6 +7,8 @@ import pytest
 from spmdzero import SpmdZeroUsageError
 from spmdzero.explain import CHIPS, Topology, slices_of
 
+pytestmark = pytest.mark.backends("any")
+
 
 def test_a_name_says_how_many_devices_there_are() -> None:
     for name, devices, slices, slice_name in (

@@ -20,6 +20,8 @@ from tests.audit.models import GLOBAL, GrowsByItself, MixesRows, ReadsValue, bat
 from tests.audit.models import config as audited_config
 from tests.support.contract import DIM, VOCAB, make_batch
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 
 class Words(nn.Module):
     """A language model of the batch's tokens that takes a compiler little."""
@@ -183,7 +185,7 @@ def test_an_engine_explains_its_own_stage_by_training_one_step() -> None:
     assert boundary.ledger.of_role("gradient")
 
 
-@pytest.mark.jax_only
+@pytest.mark.backends("jax")
 def test_many_equal_blocks_are_told_of_the_loop(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "spmdzero"):
         _name_the_loop(nn.Sequential(*(nn.Linear(4, 4) for _ in range(7))))

@@ -14,7 +14,7 @@ from spmdzero.explain._trace import trace_step
 from spmdzero.nn import linear_cross_entropy
 from tests.audit.models import config, engine_of
 
-pytestmark = pytest.mark.jax_only
+pytestmark = pytest.mark.backends("jax")
 
 WIDTH, VOCABULARY, ROWS = 256, 8192, 1024
 

@@ -21,7 +21,7 @@ from tests.explain.golden import (
 )
 from tests.support.selected import selected
 
-pytestmark = [pytest.mark.slow, pytest.mark.jax_only]
+pytestmark = [pytest.mark.backends("jax"), pytest.mark.slow]
 (K8,) = (case for case in CASES if case.micro_batches == 8)
 WHERE_IT_SCATTERS = [
     pytest.param(case, target, id=f"{case.name} {target}")

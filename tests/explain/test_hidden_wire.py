@@ -14,7 +14,7 @@ import pytest
 from tests.support.processes import environment
 from tests.support.trajectory import ROOT
 
-pytestmark = pytest.mark.jax_only
+pytestmark = pytest.mark.backends("jax")
 
 SCRIPT = """
 import json, sys

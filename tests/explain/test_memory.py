@@ -5,6 +5,8 @@ import pytest
 from spmdzero.explain import StageFit
 from tests.explain.test_without_data import explained
 
+pytestmark = pytest.mark.backends("jax")
+
 GPT = ("tests.support.models:gpt", "examples/llama_7b.json")
 BATCH = [f"--batch={name}={{devices}}x64:int64" for name in ("x", "y")]
 
@@ -18,7 +20,6 @@ def assert_counted(fit: StageFit, target: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.jax_only
 def test_on_64_chips_the_tpus_compiler_counts_the_plans_states_at_each_stage() -> None:
     explanation, _ = explained(*GPT, "--meta", *BATCH, "--tpu", "v5e:8x8")
     assert explanation.devices == 64

@@ -12,6 +12,8 @@ from spmdzero.explain._roofline import roofline
 from spmdzero.inspect import Collective, CollectiveLedger
 from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 WEIGHT, BIAS = 1024 * 512, 4096
 
 

@@ -12,6 +12,8 @@ from spmdzero.cli._settings import changed, changes
 from spmdzero.explain._settings import settings_of
 from spmdzero.plan import Role
 
+pytestmark = pytest.mark.backends("any")
+
 TRAINERS = {
     "train_micro_batch_size_per_gpu": "auto",
     "train_batch_size": "auto",

@@ -12,6 +12,8 @@ from spmdzero.explain._trace import TracedProgram, trace_step
 from spmdzero.inspect import CollectiveLedger
 from tests.audit.models import Sound, batches, config, engine_of
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 WIDTH, BLOCKS = 256, 3
 # Of a block: weight and bias of the norm, bias of the linear layer.
 SMALL = 3 * BLOCKS
@@ -50,13 +52,13 @@ def test_a_small_tensor_is_summed_once_and_never_gathered(program: TracedProgram
 
 
 @pytest.mark.slow
-@pytest.mark.jax_only
+@pytest.mark.backends("jax")
 def test_the_tpus_compiler_sums_all_small_tensors_at_once(program: TracedProgram) -> None:
     made = compile_for_tpu(program.annotated, Topology.parse("v5e:2x4"))
     assert vectors_of_sums(made.hlo) == [SMALL]
 
 
-@pytest.mark.jax_only
+@pytest.mark.backends("jax")
 @pytest.mark.parametrize(
     "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str
 )

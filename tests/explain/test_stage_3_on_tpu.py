@@ -12,7 +12,7 @@ import spmdzero
 from spmdzero import Explanation
 from tests.engine.test_stage_3 import ALL, WORDS, Tied
 
-pytestmark = pytest.mark.jax_only
+pytestmark = pytest.mark.backends("jax")
 
 WIDTH, LENGTH, DEVICES, TPU = 1024, 64, 8, "v5e:2x4"
 # Of the two matrices of a block, in bf16.

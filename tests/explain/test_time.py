@@ -20,7 +20,7 @@ from spmdzero.inspect import CollectiveLedger, read_matmuls
 from spmdzero.profiling import backward_scopes, module_scopes, traced_in
 from tests.audit.models import config, engine_of
 
-pytestmark = pytest.mark.jax_only
+pytestmark = pytest.mark.backends("jax")
 
 WIDTH, ROWS = 256, 64
 

@@ -15,6 +15,8 @@ from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan, sized
 from spmdzero.show import together
 from tests.unit.test_show import BAD, Cells
 
+pytestmark = pytest.mark.backends("any")
+
 GIB = 2**30
 
 

@@ -19,6 +19,8 @@ from tests.support import contract
 from tests.support.processes import environment, run_python
 from tests.support.trajectory import ROOT
 
+pytestmark = pytest.mark.backends("jax")
+
 CONFIG = {
     "train_micro_batch_size_per_gpu": 1,
     "gradient_accumulation_steps": 2,
@@ -83,7 +85,6 @@ except spmdzero.SpmdZeroError as error:
 """
 
 
-@pytest.mark.jax_only
 def test_reading_what_has_no_value_is_shown_as_such_or_refused_in_words() -> None:
     # XLA ended the process at each.
     shown, refused = run_python("-c", READS, devices=2).splitlines()
@@ -127,7 +128,6 @@ def collectives(explanation: Explanation) -> dict[str, list[Any]]:
     return {p.kind: nameless(p) for p in explanation.moves_on("v5e:2x4").programs}
 
 
-@pytest.mark.jax_only
 @pytest.mark.slow
 def test_a_model_without_data_compiles_to_the_program_of_one_with_data(mesh: object) -> None:
     def explanation(model: nn.Module, batch: Any) -> Explanation:
@@ -160,7 +160,6 @@ class Wide(nn.Module):
         return self.body(x).square().mean()
 
 
-@pytest.mark.jax_only
 @pytest.mark.slow
 def test_a_step_that_a_chip_has_no_room_for_is_told_by_how_much(mesh: object) -> None:
     with torch.device("meta"):
@@ -183,7 +182,6 @@ def test_a_step_that_a_chip_has_no_room_for_is_told_by_how_much(mesh: object) ->
     assert str(explanation).startswith("Doesn't fit v5e:2x4: ")
 
 
-@pytest.mark.jax_only
 @pytest.mark.slow
 def test_one_layer_of_a_7b_model_is_explained_for_64_chips_without_being_materialised() -> None:
     batch = [f"--batch={name}={{devices}}x2048:int64" for name in ("tokens", "labels")]
@@ -214,7 +212,6 @@ except spmdzero.SpmdZeroError as error:
 """
 
 
-@pytest.mark.jax_only
 @pytest.mark.slow
 def test_more_devices_than_a_cpu_can_be_are_traced_only() -> None:
     # JAX's answer was "Multiprocess computations aren't implemented on the CPU backend".

@@ -12,6 +12,8 @@ import pytest
 from tests.support.processes import environment
 from tests.support.trajectory import ROOT
 
+pytestmark = pytest.mark.backends("torch_xla")
+
 CODE = """
 import importlib.util
 import torch
@@ -49,7 +51,6 @@ def without_jax(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.torch_xla_only
 def test_explain_works_on_the_cpu_and_says_what_a_tpu_needs(without_jax: Path) -> None:
     done = subprocess.run(
         # -S: site-packages itself is not searched.

@@ -11,6 +11,8 @@ from tests.integrations.environments import Environment
 from tests.support.deepspeed import run_ranks
 from tests.support.processes import ROOT, run_python
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 Seen = dict[str, Any]
 ORDERS: dict[str, Seen] = {
     "dummies": {"evaluate_after": 10},
@@ -138,7 +140,7 @@ def test_what_accelerate_launch_is_told_reaches_the_engine(
 
 
 # To JAX they are hosts that train together: tests/jax_backend/test_clients.py.
-@pytest.mark.torch_xla_only
+@pytest.mark.backends("torch_xla")
 @pytest.mark.slow
 def test_a_launcher_of_several_processes_on_a_host_is_refused():
     told = ["--use_deepspeed", "--zero_stage", "2", "--num_processes", "2"]

@@ -13,6 +13,8 @@ from spmdzero.integrations._initialize import initialize_for_client
 from tests.support.bounds import assert_summed
 from tests.support.engines import config
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 ROWS = 16
 
 

@@ -18,6 +18,8 @@ from tests.support.bounds import assert_summed, summed
 from tests.support.engines import assert_trained_as, config
 from tests.support.selected import product_rows
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 ROWS = 16
 
 

@@ -11,6 +11,8 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._initialize import initialize_for_client
 from tests.support.engines import config
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 
 class Squares(nn.Module):
     def __init__(self) -> None:

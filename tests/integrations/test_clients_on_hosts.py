@@ -10,6 +10,8 @@ from tests.hosts.hosts import by_torchrun, hosts, run_hosts, told
 from tests.integrations import test_accelerate, test_lightning
 from tests.integrations.test_transformers import NUMBERS, SCENARIOS, same_run
 
+pytestmark = pytest.mark.backends("any")
+
 ALSO = {**SCENARIOS, "best": ("sums", "squares")} | dict.fromkeys(
     ("dpo_short", "main"), ("squares",)
 )

@@ -23,6 +23,8 @@ from spmdzero.integrations._summed_loss import SummedLoss
 from tests.support.bounds import assert_summed, summed
 from tests.support.engines import reads
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 VALUES = torch.linspace(-1, 2, 24).reshape(4, 6)
 
 

@@ -11,6 +11,8 @@ import spmdzero
 from spmdzero.backend import current
 from spmdzero.errors import SpmdZeroRuntimeError
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 ON_JAX = current().name == "jax"
 # What transformers takes by default on JAX, and what torch_xla has operations for.
 IMPLEMENTATION = "grouped_mm" if ON_JAX else "batched_mm"
@@ -96,7 +98,7 @@ def test_transformers_takes_grouped_products_by_default() -> None:
     assert tiny("Mixtral", experts=None).config._experts_implementation == "grouped_mm"
 
 
-@pytest.mark.torch_xla_only
+@pytest.mark.backends("torch_xla")
 @pytest.mark.parametrize("forward", ["region", "global"])
 def test_experts_without_operations_name_the_implementation_that_has_them(forward: str) -> None:
     engine = engine_of(tiny("Mixtral", experts="grouped_mm"), forward=forward)

@@ -5,7 +5,11 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from tests.support.processes import ROOT, environment, run_python
+
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
 
 
 def test_every_path_of_deepspeed_is_spmdzeros() -> None:

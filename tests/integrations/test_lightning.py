@@ -8,6 +8,8 @@ import pytest
 
 from tests.support.processes import run_python
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 Seen = dict[str, Any]
 ORDERS: dict[str, Seen] = {
     # 16, 16 and 5 rows, over and over; validated in the middle of an epoch.

@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.processes import run_python
+
+pytestmark = pytest.mark.backends("any")
 
 
 def test_lightnings_converter_reads_a_saved_folder(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import pytest
 
 from tests.support.processes import run_python
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 
 @pytest.mark.slow
 def test_tied_weights_are_tied_after_fit_and_in_the_next() -> None:

@@ -15,7 +15,7 @@ import pytest
 from tests.support.deepspeed import run_ranks
 from tests.support.processes import ROOT, run_python
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.backends("any"), pytest.mark.slow]
 Seen = dict[str, Any]
 # Of losses and of norms, which in 32 bits differed by 4e-7 and 2e-6; 16-bit
 # formats round each operation, XLA and torch at different places: 7e-5 and 3e-3 measured in bf16's

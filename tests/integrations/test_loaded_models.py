@@ -9,6 +9,8 @@ import pytest
 from tests.integrations.loaded_models import CLIENTS, ORDERS
 from tests.support.processes import run_python
 
+pytestmark = pytest.mark.backends("jax")
+
 ROWS = [
     pytest.param(
         client, stage, order,

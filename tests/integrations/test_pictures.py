@@ -13,7 +13,7 @@ from tests.support.engines import config
 ROWS, LENGTH, MERGED, IMAGE = 16, 7, 4, 9
 
 # On torch_xla the first forward ends with "replicas disagree": docs/stacks.md says so.
-pytestmark = pytest.mark.jax_only
+pytestmark = pytest.mark.backends("jax")
 
 
 class _Vision:

@@ -16,6 +16,8 @@ from spmdzero.integrations._rows_of_devices import VARIABLE, JoinedBatches, of_a
 from tests.support.deepspeed import run_ranks
 from tests.support.processes import ROOT, run_python
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 LOOP = ["-m", "tests.integrations.ranks_loop"]
 
 

@@ -8,7 +8,10 @@ import pytest
 
 from tests.support.processes import run_python
 
-pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="no transformers here")
+pytestmark = [
+    pytest.mark.backends("any"),
+    pytest.mark.skipif(find_spec("transformers") is None, reason="no transformers here"),
+]
 
 SAVES = textwrap.dedent("""
     import json, logging, sys, tempfile

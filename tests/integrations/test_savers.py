@@ -9,10 +9,13 @@ import pytest
 from tests.support.processes import run_python
 
 # `make test-newest` installs none.
-pytestmark = pytest.mark.skipif(
-    any(find_spec(name) is None for name in ("transformers", "accelerate", "peft")),
-    reason="the clients aren't installed",
-)
+pytestmark = [
+    pytest.mark.backends("jax", "torch_xla"),
+    pytest.mark.skipif(
+        any(find_spec(name) is None for name in ("transformers", "accelerate", "peft")),
+        reason="the clients aren't installed",
+    ),
+]
 
 SAVERS = (
     "torch.save", "safetensors.save_file", "safetensors.save_model", "save_pretrained",

@@ -22,6 +22,8 @@ from spmdzero.integrations._initialize import initialize_for_client
 from tests.support.bounds import summed
 from tests.support.engines import config
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 ROWS, WORDS = 16, 11
 CACHING = """
 def _create_minibatch(features, begin, end):

@@ -23,6 +23,8 @@ from spmdzero.integrations._initialize import initialize_for_client
 from tests.support.bounds import summed
 from tests.support.engines import assert_trained_as, config
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 ROWS, LENGTH, WORDS = 16, 7, 11
 TEMPLATES = """
 class Template:

@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.processes import run_python
 
+pytestmark = pytest.mark.backends("any")
+
 VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 FILES = {
     "torch_tpu/__init__.py": "def _autoload():\n    print('torch_tpu is loaded')\n",

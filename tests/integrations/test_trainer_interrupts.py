@@ -6,7 +6,7 @@ import pytest
 
 from tests.integrations.test_transformers import run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.backends("any"), pytest.mark.slow]
 
 
 def test_an_interrupted_trainer_leaves_an_engine_that_goes_on_and_saves(tmp_path: Path) -> None:

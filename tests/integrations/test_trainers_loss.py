@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -10,6 +11,8 @@ from spmdzero.integrations import _trainer
 from spmdzero.integrations._initialize import initialize_for_client
 from spmdzero.integrations._summed_loss import SummedLoss
 from tests.support.engines import config
+
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
 
 
 def made() -> Any:

@@ -10,6 +10,8 @@ from safetensors import safe_open
 
 from tests.support.processes import run_python
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 # Of numbers of fp32 after up to 20 steps of two libraries that add in different orders. Measured
 # are 3e-7 at the most.
 CLOSE = functools.partial(pytest.approx, rel=1e-5)

@@ -10,6 +10,8 @@ from spmdzero.integrations import _trl
 from spmdzero.integrations._initialize import initialize_for_client
 from tests.support.engines import config
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 _PAD = 9
 _ONES = [  # Each a row of one text, and of two.
     {"input_ids": [1, 2, 3], "labels": [-100, 2, 3]},

@@ -32,9 +32,12 @@ from tests.hosts.hosts import run_hosts
 from tests.support.processes import run_python
 
 # torch warns about its own code, and about what one process does alone, which is meant.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:TypedStorage is:UserWarning", "ignore:torch.distributed is:UserWarning"
-)
+pytestmark = [
+    pytest.mark.backends("torch_xla", test_all="jax"),
+    pytest.mark.filterwarnings(
+        "ignore:TypedStorage is:UserWarning", "ignore:torch.distributed is:UserWarning"
+    ),
+]
 ROWS = 8
 # Each weight of a mesh 4 x 2 has a part on each device, where the backend has the second axis.
 SPLIT: dict[str, Any] = {

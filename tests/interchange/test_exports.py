@@ -22,6 +22,8 @@ from spmdzero.formats import StoredTensor, TrainingState, deepspeed
 from tests.interchange.cases import CASES, config_of, model_of
 from tests.oracle.model import make_batch
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 CASE = CASES["z2_w4_bf16_frozen"] | {"tied": True}
 RUNNER = CliRunner()
 

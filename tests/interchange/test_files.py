@@ -30,6 +30,8 @@ from tests.interchange.cases import CASES, config_of, model_of
 from tests.interchange.record import TAG
 from tests.interchange.test_read import RECORDED, UNIVERSALS
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 AUTOTP = "z2_w4_fp32_tp2"
 
 

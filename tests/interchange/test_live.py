@@ -10,7 +10,7 @@ from tests.interchange.record import OUT, TAG, convert_to_universal, order, trai
 from tests.interchange.spmdzero_run import run
 from tests.interchange.test_read import TOLERANCES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.backends("torch_xla", test_all="jax"), pytest.mark.slow]
 NAMES = [
     "z1_w2_fp32_tied",
     "z1_w2_bf16_gacc32",

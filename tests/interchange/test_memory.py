@@ -5,12 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from spmdzero.formats import StoredTensor, Weights
 from spmdzero.formats.export import write_state_dict
 from tests.support.processes import environment
 from tests.support.trajectory import ROOT
+
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
 
 COUNT, ELEMENTS = 16, 8 * 2**20
 # What reading one and copying it needs, and torch beside it: a quarter of all.

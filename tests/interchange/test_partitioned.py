@@ -28,6 +28,8 @@ from tests.interchange.record import TAG
 from tests.interchange.test_files import assert_same, opened
 from tests.interchange.test_read import RECORDED
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 NAME = "z3_w4_bf16_frozen"
 RUNNER = CliRunner()
 

@@ -10,6 +10,8 @@ from tests.interchange.record import AS_UNIVERSAL, order
 from tests.interchange.record import OUT as RECORDED
 from tests.interchange.spmdzero_run import run
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 LOSSES = json.loads((RECORDED / "losses.json").read_text())
 UNIVERSALS = [f"{name}_universal" for name in AS_UNIVERSAL]
 # One of each layout, on 2 devices; the rest in the slow suite, on 4. Those of fp16 need as many as

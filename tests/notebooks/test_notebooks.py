@@ -12,6 +12,8 @@ from tests.notebooks.execute import NOTEBOOKS
 from tests.support.processes import ROOT, run_python
 from tests.support.selected import outside
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
 
 

@@ -7,6 +7,8 @@ import pytest
 
 from tests.oracle.defects import compare
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 PAGE = Path(__file__).parents[2] / "docs" / "coming_from_deepspeed.md"
 
 

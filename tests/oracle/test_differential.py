@@ -10,6 +10,8 @@ from tests.oracle.peer import ROOT, WORLD, run_ours
 from tests.support.deepspeed import run_ranks
 from tests.support.selected import each, selected
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 CASES = draw(36, seed=2026)
 WITHOUT_ZERO = fp16_without_zero()
 OFFLOADED = offloaded()

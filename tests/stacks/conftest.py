@@ -7,6 +7,7 @@ import pytest
 
 from tests.stacks import material
 
+pytestmark = pytest.mark.backends("jax")
 if "SPMDZERO_STACK" not in os.environ:
     collect_ignore_glob = ["test_*.py"]
 

@@ -14,5 +14,5 @@ def marks_of(spmd: Mapping[str, Any], *, slow: bool) -> list[pytest.MarkDecorato
         slow: whether it is left to `make test-all`.
     """
     asks = spmd.get("scan", "off") != "off" or spmd.get("attention") == "kernel"
-    only = [pytest.mark.jax_only] * asks
+    only = [pytest.mark.backends("jax")] * asks
     return [*only, *[pytest.mark.slow] * slow]

@@ -11,6 +11,8 @@ from torch import nn
 from spmdzero.errors import SpmdZeroConfigError
 from spmdzero.optim import LocalTensor, Muon, muon_groups
 
+pytestmark = pytest.mark.backends("any")
+
 PARAMS = {"per_head_muon": True}
 LATENT = {"qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 3}
 MODEL = {"num_attention_heads": 4, "hidden_size": 8}

@@ -16,6 +16,8 @@ from spmdzero.backend import runtime
 from spmdzero.errors import SpmdZeroUsageError
 from tests.support import engines
 
+pytestmark = pytest.mark.backends("jax", "torch_xla")
+
 HALF, FULL = torch.bfloat16, torch.float32
 Op = Callable[[torch.Tensor], torch.Tensor]
 

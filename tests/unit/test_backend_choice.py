@@ -14,6 +14,8 @@ import pytest
 
 from tests.support.processes import ROOT, environment, run_python
 
+pytestmark = pytest.mark.backends("any")
+
 # Forks of a process that has imported spmdzero, and so no backend: one for each line of JSON.
 SERVER = """
 import importlib.machinery, json, os, sys, traceback, types

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+pytestmark = pytest.mark.backends("any")
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 # The benchmark is a script, not an installed package.
 sys.path.insert(0, str(BENCHMARKS))

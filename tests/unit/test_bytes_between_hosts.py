@@ -6,6 +6,8 @@ from spmdzero import SpmdZeroUsageError
 from spmdzero.hlo import between_hosts
 from spmdzero.inspect import CollectiveLedger
 
+pytestmark = pytest.mark.backends("any")
+
 # On eight devices; each form names the groups in its own way.
 ONE = """\
 HloModule one, num_partitions=8

@@ -10,6 +10,8 @@ import torch
 from spmdzero.config import SpmdZeroConfig, load_config
 from spmdzero.errors import SpmdZeroConfigError
 
+pytestmark = pytest.mark.backends("any")
+
 # A file as DeepSpeed's tutorials write them, with switched-off features and communication knobs.
 TYPICAL = {
     "train_batch_size": 32,

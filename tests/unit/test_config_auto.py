@@ -12,6 +12,8 @@ from spmdzero.config._models import SECTIONS
 from spmdzero.errors import SpmdZeroConfigError
 from tests.support.refusals import differing, nested, refused
 
+pytestmark = pytest.mark.backends("any")
+
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 
 

@@ -12,6 +12,8 @@ from spmdzero.config import check_config, load_config
 from spmdzero.config._must_be_off import OFF_ONLY, OffSection
 from spmdzero.errors import SpmdZeroConfigError
 
+pytestmark = pytest.mark.backends("any")
+
 FILES = sorted((Path(__file__).parents[1] / "data" / "configs").glob("*.json"))
 BASE = {"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
 

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from spmdzero.config import NO_MEANING, load_config
 from spmdzero.config._deprecated import DEPRECATED, SECOND_SPELLINGS
 from spmdzero.config._ignored import IGNORING
@@ -11,6 +13,8 @@ from spmdzero.config._models import SECTIONS
 from spmdzero.config._must_be_off import OFF_ONLY, OffSection
 from spmdzero.errors import SpmdZeroConfigError
 from tests.support.refusals import nested, refused
+
+pytestmark = pytest.mark.backends("any")
 
 DATA = Path(__file__).parents[1] / "data"
 KEYS = json.loads((DATA / "deepspeed_0_19_8_keys.json").read_text())

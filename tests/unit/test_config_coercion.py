@@ -7,6 +7,8 @@ import pytest
 from spmdzero.config import SpmdZeroConfig, load_config
 from spmdzero.errors import SpmdZeroConfigError
 
+pytestmark = pytest.mark.backends("any")
+
 
 def load(**keys: object) -> SpmdZeroConfig:
     return load_config({"train_batch_size": 8, **keys})

@@ -2,9 +2,13 @@
 
 from typing import Any
 
+import pytest
+
 from spmdzero.config import load_config
 from spmdzero.config._keys import REMOVED
 from tests.support.refusals import differing, nested, refused
+
+pytestmark = pytest.mark.backends("any")
 
 
 def at(rows: list[tuple[str, Any, str]]) -> list[tuple[Any, str, str]]:

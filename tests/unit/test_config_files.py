@@ -4,8 +4,12 @@ import json
 import logging
 from pathlib import Path
 
+import pytest
+
 from spmdzero.config import load_config, resolve_batch_sizes
 from tests.support.refusals import differing
+
+pytestmark = pytest.mark.backends("any")
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 

@@ -7,6 +7,8 @@ from spmdzero.config import load_config
 from spmdzero.precision import GradientScaling, PrecisionPolicy
 from tests.support.refusals import refused
 
+pytestmark = pytest.mark.backends("any")
+
 
 def test_each_spelling_of_a_dtype_that_deepspeed_takes_is_read():
     spellings = {

@@ -17,6 +17,8 @@ from spmdzero.config._models import SECTIONS
 from spmdzero.config._must_be_off import OFF_ONLY
 from spmdzero.errors import SpmdZeroConfigError
 
+pytestmark = pytest.mark.backends("any")
+
 _SCALARS = (
     st.none()
     | st.booleans()

@@ -4,8 +4,12 @@ import argparse
 import base64
 import json
 
+import pytest
+
 from spmdzero.config import load_config, old_argument
 from tests.support.refusals import refused
+
+pytestmark = pytest.mark.backends("any")
 
 HJSON = """
 # A comment, as in many real files.

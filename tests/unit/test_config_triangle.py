@@ -7,6 +7,8 @@ import pytest
 from spmdzero.config import BatchSizes, load_config, resolve_batch_sizes
 from spmdzero.errors import SpmdZeroConfigError
 
+pytestmark = pytest.mark.backends("any")
+
 
 def resolve(*, devices, train=None, micro=None, accumulation=None):
     config = load_config(

@@ -11,6 +11,8 @@ import torch
 from spmdzero.backend import Mesh, current, runtime
 from tests.support.fuzzing import FLOATS, OTHERS, Function
 
+pytestmark = pytest.mark.backends("jax", "torch_xla")
+
 ON_JAX = current().name == "jax"
 DTYPES = {"forward": (*FLOATS, *OTHERS), "backward": (torch.float64,)}
 # One seed of what failed, to run it alone: FUZZED_SEED=123.

@@ -12,6 +12,8 @@ import pytest
 from spmdzero.explain import CHIPS, StepTime, step_time
 from spmdzero.hlo import read_schedule
 
+pytestmark = pytest.mark.backends("any")
+
 TEXT = (Path(__file__).parents[1] / "data/hlo/v5e_host_memory.txt").read_text()
 VECTOR = 16 * 2**20
 V5E = CHIPS["v5e"]

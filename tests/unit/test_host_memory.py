@@ -12,7 +12,11 @@ Of it the compiler says 16 MiB of inputs on the host, all aliased, and 32 MiB of
 
 from pathlib import Path
 
+import pytest
+
 from spmdzero.hlo import entry_argument_bytes, parse, peak_temporary_bytes
+
+pytestmark = pytest.mark.backends("any")
 
 TEXT = (Path(__file__).parents[1] / "data/hlo/v5e_host_memory.txt").read_text()
 VECTOR = 16 * 2**20

@@ -4,6 +4,8 @@ import pytest
 
 from spmdzero.backend.hosts._joint import Joint
 
+pytestmark = pytest.mark.backends("any")
+
 
 def said(own: list[str], others: list[str]) -> str:
     """What a host that came to `own` says of one that came to `others`."""

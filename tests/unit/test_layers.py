@@ -10,6 +10,8 @@ import pytest
 
 import spmdzero
 
+pytestmark = pytest.mark.backends("any")
+
 ROOT = Path(spmdzero.__file__).parent
 DESIGN = ROOT.parent / "docs" / "design.md"
 

@@ -13,6 +13,8 @@ import spmdzero
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.inspect import Collective, CollectiveLedger, peak_temporary_bytes
 
+pytestmark = pytest.mark.backends("any")
+
 
 def by_tensor(collectives: tuple[Collective, ...]) -> dict[str, Collective]:
     named = {c.tensor: c for c in collectives}

@@ -8,7 +8,11 @@ JAX; cut to what the readers read (layouts and most of the configurations are go
 
 from pathlib import Path
 
+import pytest
+
 from spmdzero.inspect import CollectiveLedger
+
+pytestmark = pytest.mark.backends("any")
 
 DATA = Path(__file__).parents[1] / "data/hlo"
 

@@ -12,6 +12,8 @@ from spmdzero.data import PadToLengths
 from spmdzero.data._lengths import Lengths, padding_of
 from spmdzero.errors import SpmdZeroUsageError
 
+pytestmark = pytest.mark.backends("any")
+
 PAD = 3
 
 

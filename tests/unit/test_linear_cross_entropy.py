@@ -14,7 +14,7 @@ from tests.support.bounds import assert_summed
 
 # Nothing here runs on the devices. But torch counts them at a process's first backward, and those
 # of tests that come later would find none.
-pytestmark = pytest.mark.usefixtures("mesh")
+pytestmark = [pytest.mark.backends("torch_xla", test_all="jax"), pytest.mark.usefixtures("mesh")]
 
 ROWS, HIDDEN, VOCABULARY = 37, 16, 61
 

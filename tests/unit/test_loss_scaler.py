@@ -9,6 +9,8 @@ from spmdzero.config import Fp16Config
 from spmdzero.errors import SpmdZeroRuntimeError
 from spmdzero.precision import LossScaler
 
+pytestmark = pytest.mark.backends("any")
+
 TABLES = json.loads((Path(__file__).parents[1] / "data" / "loss_scaler_tables.json").read_text())
 
 

@@ -12,6 +12,8 @@ from spmdzero.moe.utils import (
 
 import spmdzero
 
+pytestmark = pytest.mark.backends("any")
+
 
 def test_a_model_without_experts_has_the_groups_that_it_had() -> None:
     model = torch.nn.Linear(2, 2)

@@ -13,6 +13,8 @@ from spmdzero.errors import SpmdZeroConfigError
 from spmdzero.monitor import MonitorMaster
 from tests.support.processes import run_python
 
+pytestmark = pytest.mark.backends("any")
+
 
 def master(folder: Path, *, writes: bool = True, **section: Any) -> MonitorMaster:
     csv = {"enabled": True, "output_path": str(folder), "job_name": "job"} | section

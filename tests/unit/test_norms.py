@@ -9,6 +9,8 @@ from torch import nn
 from spmdzero.backend import Mesh
 from tests.unit.region_harness import ROWS, Probe, numbers
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 WIDTH, CHANNELS = 64, 16
 SCALE = 1500.0 * ROWS
 

@@ -1,8 +1,11 @@
 from typing import Any
 
+import pytest
 import torch
 
 from spmdzero.optim import SGD, Adagrad, Adam, Lamb, Lion, UpdateRule, rule_from_config
+
+pytestmark = pytest.mark.backends("any")
 
 
 def test_config_names_a_rule_as_deepspeed_does() -> None:

@@ -23,6 +23,8 @@ from spmdzero.optim import (
 from spmdzero.optim._first_step import FirstStepApart
 from tests.support.bounds import rounded
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 Change = Callable[[Tensor, Tensor, dict[str, Any]], Tensor]
 
 

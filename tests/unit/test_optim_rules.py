@@ -17,6 +17,8 @@ from spmdzero.optim import (
     rules_from_torch,
 )
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
 SIZES = (5, 64), (257,)

@@ -10,6 +10,8 @@ from spmdzero.optim._muon import aspect_scale, orthogonalize
 from tests.support.bounds import assert_rounded
 from tests.support.optimizers import lamb_step, newton_schulz
 
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+
 
 @settings(max_examples=30, deadline=None)
 @given(rows=st.integers(1, 40), columns=st.integers(1, 40), seed=st.integers(0, 99))

@@ -2,10 +2,13 @@
 
 from typing import Any
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spmdzero.backend.forms._order import after
+
+pytestmark = pytest.mark.backends("any")
 
 
 class _Made(TorchDispatchMode):

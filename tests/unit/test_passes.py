@@ -7,6 +7,8 @@ import pytest
 
 from spmdzero.explain._passes import main
 
+pytestmark = pytest.mark.backends("any")
+
 COMMAND = """
 import json, os, pathlib, sys
 counted, compiler = sys.argv[1:]

@@ -9,6 +9,8 @@ from spmdzero.backend import current
 from spmdzero.inspect import backend_name, place, propagated
 from spmdzero.plan import MeshSpec
 
+pytestmark = pytest.mark.backends("jax", "torch_xla")
+
 HOST = torch.arange(16 * 32.0).reshape(16, 32)
 
 

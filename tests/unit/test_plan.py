@@ -12,6 +12,8 @@ from spmdzero.engine._plan_of import plan_of
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroError, SpmdZeroUsageError
 from spmdzero.plan import MeshSpec, ParamSpec, Role, ShardingPlan
 
+pytestmark = pytest.mark.backends("any")
+
 MESH = MeshSpec((("fsdp", 8),))
 SPLIT, SMALL, ODD = (1024, 1024), (64,), (91, 37)
 

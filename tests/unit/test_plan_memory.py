@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import MeshSpec, ParamSpec, Role, ShardingPlan, itemsize
 
+pytestmark = pytest.mark.backends("any")
+
 # numpy has no bfloat16.
 BYTES = {"float32": np.dtype("float32").itemsize, "bfloat16": np.dtype("float16").itemsize}
 

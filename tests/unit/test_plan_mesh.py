@@ -3,6 +3,8 @@ import pytest
 from spmdzero.errors import SpmdZeroConfigError
 from spmdzero.plan import MeshSpec
 
+pytestmark = pytest.mark.backends("any")
+
 
 def test_fsdp_takes_every_device_that_the_data_axis_leaves():
     mesh = MeshSpec.resolve({"fsdp": -1, "data": 2}, device_count=8)

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import MeshSpec, ParamSpec, Placement, Role, ShardingPlan
 
+pytestmark = pytest.mark.backends("any")
+
 ONE_AXIS = MeshSpec((("fsdp", 8),))
 TWO_AXES = MeshSpec((("data", 2), ("fsdp", 2)))
 

@@ -6,6 +6,8 @@ import pytest
 
 from spmdzero.backend._quiet import without_gloos_lines
 
+pytestmark = pytest.mark.backends("any")
+
 
 def test_gloos_lines_are_left_out_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
     with without_gloos_lines():

@@ -13,6 +13,8 @@ from spmdzero.backend import Mesh
 from spmdzero.backend.replica import ReplicaRandom
 from spmdzero.errors import ReplicaRegionError
 
+pytestmark = pytest.mark.backends("jax", "torch_xla")
+
 WIDTH = 2048  # a replica draws 2 x WIDTH numbers
 COUNT = ROWS * WIDTH
 ZEROS = torch.zeros(ROWS, WIDTH)

@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.benchmarks.harness.ranks import rank_environments
+
+pytestmark = pytest.mark.backends("any")
 
 
 def compile_in(told: list[dict[str, str]], name: str, text: str, *, ended: bool = True) -> None:

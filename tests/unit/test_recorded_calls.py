@@ -4,9 +4,12 @@ import collections
 import dataclasses
 from typing import Any
 
+import pytest
 import torch
 
 from spmdzero.integrations._recorded_calls import Call, RecordedCalls, RecordedList
+
+pytestmark = pytest.mark.backends("any")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,8 @@ from region_harness import ROWS, Apply, Probe
 from spmdzero.backend import Mesh, current
 from spmdzero.errors import ReplicaRegionError
 
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+
 SHAPES = ((), (1,), (0,), (2, 3), (2, 0), (2, 1, 3))
 DTYPES = (
     torch.bool, torch.uint8, torch.int32, torch.int64,

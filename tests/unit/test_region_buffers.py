@@ -11,6 +11,8 @@ from torch import nn
 from spmdzero.backend import Mesh, arrays, runtime
 from spmdzero.errors import ReplicaRegionError
 
+pytestmark = pytest.mark.backends("jax", "torch_xla")
+
 
 class Writer(nn.Module):
     """Calls `write(self, x)` and returns the mean of x."""

@@ -17,6 +17,8 @@ from spmdzero.compat.tensor_fragment import safe_get_full_grad
 from tests.support.engines import start
 from tests.support.rows import marks_of
 
+pytestmark = pytest.mark.backends("jax", "torch_xla")
+
 
 class Block(nn.Module):
     """Without checkpointing when `reentrant` is None."""
@@ -119,7 +121,7 @@ class Scales(nn.Module):
         {},
         {"recompute": "everything"},
         {"recompute": "dots"},
-        pytest.param({"scan": "on"}, marks=pytest.mark.jax_only),
+        pytest.param({"scan": "on"}, marks=pytest.mark.backends("jax")),
     ],
     ids=["a call", "everything", "dots", "a loop"],
 )

@@ -16,6 +16,8 @@ from torch import nn
 
 from spmdzero.backend import Mesh, counters
 
+pytestmark = pytest.mark.backends("jax", "torch_xla")
+
 
 class Encoder(nn.Module):
     def __init__(self, batch_first: bool = True) -> None:

@@ -14,6 +14,8 @@ from spmdzero.backend import Mesh, RegionRules, map_tensors, replicated
 from spmdzero.data._inputs import InputPlacer
 from spmdzero.errors import ReplicaRegionError
 
+pytestmark = pytest.mark.backends("jax", "torch_xla")
+
 PER_REPLICA = X.reshape(8, 2, 4)  # replica r holds rows 2r and 2r + 1
 
 

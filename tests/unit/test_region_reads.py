@@ -16,6 +16,8 @@ from spmdzero._user_line import user_line
 from spmdzero.backend import Mesh, current
 from spmdzero.errors import ReplicaRegionError
 
+pytestmark = pytest.mark.backends("jax", "torch_xla")
+
 Function = Callable[[torch.Tensor], torch.Tensor]
 # name -> a function of a replica's rows, and what it makes of all rows
 Works = dict[str, tuple[Function, torch.Tensor]]

@@ -11,6 +11,8 @@ from spmdzero.backend import Mesh, Torus, arrays, current, on_torus, programs, r
 from spmdzero.backend.replica import GradientReduction
 from spmdzero.plan import Layout, MeshSpec, Placement
 
+pytestmark = pytest.mark.backends("jax", "torch_xla")
+
 SHAPE = (8, 16)
 ROW_VALUES = torch.randint(-50, 50, (8, *SHAPE), generator=torch.Generator().manual_seed(0)).float()
 TOTAL = ROW_VALUES.sum(0)  # of integers: exact in any order

@@ -10,6 +10,8 @@ from torch import nn
 from spmdzero.backend import Mesh
 from spmdzero.errors import ReplicaRegionError
 
+pytestmark = pytest.mark.backends("jax", "torch_xla")
+
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 

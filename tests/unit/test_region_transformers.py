@@ -14,6 +14,8 @@ import spmdzero
 from spmdzero.backend import Mesh
 from spmdzero.errors import ReplicaRegionError
 
+pytestmark = pytest.mark.backends("jax", "torch_xla")
+
 VOCABULARY, LENGTH = 64, 12
 SMALL = {"vocab_size": VOCABULARY, "attn_implementation": "sdpa"}
 

@@ -11,6 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from spmdzero.backend import Mesh, arrays, runtime
 from spmdzero.errors import ReplicaRegionError
 
+pytestmark = pytest.mark.backends("jax", "torch_xla")
+
 
 class Writer(nn.Module):
     """Calls `write(self, x)` and returns a number that depends on its weights."""

@@ -12,6 +12,8 @@ from torch.utils.data.distributed import DistributedSampler
 from spmdzero.data._sampler import ReplicaBatchSampler
 from spmdzero.errors import SpmdZeroUsageError
 
+pytestmark = pytest.mark.backends("any")
+
 SIZES = st.fixed_dictionaries(
     {
         "length": st.integers(1, 70),

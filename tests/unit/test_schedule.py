@@ -19,6 +19,8 @@ from spmdzero.explain._timeline import timeline
 from spmdzero.hlo import Operation, each_operation, parse, read_matmuls, read_schedule
 from spmdzero.inspect import CollectiveLedger
 
+pytestmark = pytest.mark.backends("any")
+
 DATA = Path(__file__).parents[1] / "data/hlo"
 V6E = CHIPS["v6e"]
 LAYERS = 4

@@ -16,6 +16,8 @@ from spmdzero.optim import (
     schedule_from_config,
 )
 
+pytestmark = pytest.mark.backends("any")
+
 # Recorded from DeepSpeed 0.19.8 by stepping its schedules: lr after construction and each step.
 TABLES = json.loads((pathlib.Path(__file__).parents[1] / "data" / "lr_tables.json").read_text())
 OURS = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle", "LRRangeTest")

@@ -10,6 +10,8 @@ import spmdzero
 from spmdzero.backend import Mesh, current, runtime
 from spmdzero.plan import MeshSpec
 
+pytestmark = pytest.mark.backends("any")
+
 
 def view(mesh: Mesh, shape: Sequence[int], spec: tuple[str | None, ...]) -> spmdzero.ShardView:
     return spmdzero.shards(mesh.place(torch.zeros(tuple(shape)), spec))
@@ -56,7 +58,7 @@ def test_a_replicated_tensor_is_whole_on_each_device(mesh: Mesh) -> None:
     assert view(mesh, (), ()).bytes_per_device == 4
 
 
-@pytest.mark.torch_xla_only  # JAX has no tensor that devices can't share evenly.
+@pytest.mark.backends("torch_xla")  # JAX has no tensor that devices can't share evenly.
 def test_padding_holds_nothing_of_the_tensor(mesh: Mesh) -> None:
     shown = view(mesh, (10,), ("fsdp",))
     assert [shard.shape for shard in shown.shards] == [(2,)] * 5 + [(0,)] * 3

@@ -10,6 +10,8 @@ from spmdzero.inspect import CollectiveLedger, Shard, ShardView
 from spmdzero.plan import MeshSpec, ParamSpec, Role, ShardingPlan
 from tests.unit.test_ledger import LOOP, TPU
 
+pytestmark = pytest.mark.backends("any")
+
 BAD = "<script>alert(1)</script> w[0] & [bold]"
 NAMES = ["wte.weight", "h[bold].bias", BAD, "odd & even", "a" * 300]
 SHAPES = [(50257, 768), (64,), (24, 4096), (91, 37), (4096, 4096)]

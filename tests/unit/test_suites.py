@@ -7,6 +7,8 @@ import pytest
 from tests.suites import sources, verdicts
 from tests.suites.verdicts import Group, Outcome
 
+pytestmark = pytest.mark.backends("any")
+
 DOCS = Path(__file__).parents[2]
 GROUPS = [
     Group(tests=["t.py::good", "t.py::each[*"], verdict="passes"),

@@ -5,6 +5,8 @@ import pytest
 from spmdzero.backend import Torus, scatter_steps, scatters_whole
 from spmdzero.backend.torch_xla._torus import torus_of
 
+pytestmark = pytest.mark.backends("torch_xla")
+
 
 @pytest.mark.parametrize("torus", [(8,), (2, 2), (2, 4), (4, 8), (8, 16), (2, 2, 1)])
 def test_a_row_and_a_plane_of_unequal_sides_scatter_at_once(torus: Torus) -> None:

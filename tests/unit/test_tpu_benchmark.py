@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.backends("any")
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 # The benchmark is a script, not an installed package.
 sys.path.insert(0, str(BENCHMARKS))

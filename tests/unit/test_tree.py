@@ -22,6 +22,8 @@ from spmdzero.backend import (
     replicated,
 )
 
+pytestmark = pytest.mark.backends("any")
+
 
 class Pair(NamedTuple):
     left: Any

@@ -20,6 +20,8 @@ from tests.support.writes import (
     whole,
 )
 
+pytestmark = pytest.mark.backends("jax", "torch_xla")
+
 ON_JAX = current().name == "jax"
 # What torch_xla refuses, with its words.
 WORDS = {
@@ -233,7 +235,7 @@ def _same(ours: Any, theirs: Any) -> bool:
     return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
 
 
-@pytest.mark.torch_xla_only
+@pytest.mark.backends("torch_xla")
 def test_writes_that_torch_xla_does_wrongly_are_refused_in_a_forward(mesh: Mesh) -> None:
     writes: dict[str, Callable[[torch.Tensor], Any]] = {
         "expanded": lambda x: x.expand(3, 2, 4)[0].add_(1),

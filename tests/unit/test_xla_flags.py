@@ -13,6 +13,8 @@ from spmdzero.backend.chips import _chips
 from spmdzero.backend.torch_xla import DeviceMesh, flags
 from tests.support.processes import environment
 
+pytestmark = pytest.mark.backends("torch_xla")
+
 HIDES = {
     "xla_enable_async_reduce_scatter_fusion": "true",
     "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter": "true",

@@ -15,6 +15,8 @@ from spmdzero.backend.torch_xla import DeviceMesh, global_forward, optimized_hlo
 from spmdzero.errors import SpmdZeroRuntimeError
 from spmdzero.state._placed_module import move_module
 
+pytestmark = pytest.mark.backends("torch_xla")
+
 WIDTH = 24
 
 

@@ -20,6 +20,8 @@ from spmdzero.backend.torch_xla._reads import watch_reads
 from spmdzero.backend.torch_xla.mesh import fresh
 from spmdzero.plan import Layout, MeshSpec, Placement
 
+pytestmark = pytest.mark.backends("torch_xla")
+
 TWO_AXES = MeshSpec((("data", 2), ("fsdp", 4)))
 PLACEMENTS = {
     "replicate": Placement(kind="replicate", reason="test"),

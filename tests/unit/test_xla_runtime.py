@@ -14,6 +14,8 @@ from spmdzero.backend.torch_xla import (
 )
 from tests.support.processes import run_python
 
+pytestmark = pytest.mark.backends("torch_xla")
+
 
 def test_spmd_after_the_first_device_access_is_an_error_that_says_what_to_call() -> None:
     printed = run_python(

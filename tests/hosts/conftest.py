@@ -1,0 +1,5 @@
+"""Says of these files that their own processes have the backend."""
+
+import pytest
+
+pytestmark = pytest.mark.backends("any")
