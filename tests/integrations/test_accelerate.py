@@ -11,7 +11,7 @@ from tests.integrations.environments import Environment
 from tests.support.deepspeed import run_ranks
 from tests.support.processes import ROOT, run_python
 
-pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
 
 Seen = dict[str, Any]
 ORDERS: dict[str, Seen] = {

@@ -15,7 +15,7 @@ from spmdzero.integrations._install import NAME, VERSION
 from tests.integrations.environments import PROJECT, Environment, stand_in, table
 from tests.support.processes import ROOT
 
-pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
 
 # A script as DeepSpeed's users have it. What it prints comes last.
 SCRIPT = """

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.processes import run_python
 
-pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from tests.integrations import test_accelerate, test_lightning, test_transformer
 
 # `make test-newest` installs none.
 pytestmark = [
-    pytest.mark.backends("torch_xla", test_all="jax"),
+    pytest.mark.backends("jax", test_all="torch_xla"),
     pytest.mark.slow,
     pytest.mark.skipif(
         any(find_spec(name) is None for name in ("transformers", "accelerate", "lightning")),

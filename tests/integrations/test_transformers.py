@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
+from spmdzero.backend import current
 from tests.support.processes import run_python
 
 pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
@@ -104,7 +105,8 @@ def test_a_trainer_trains_evaluates_and_saves_as_on_the_cpu(tmp_path: Path) -> N
     assert "error" not in checkpointed, checkpointed["error"]
     before, after = checkpointed["without"], checkpointed["with"]
     assert after["loss"] == pytest.approx(before["loss"], rel=1e-6)
-    assert (before["traced"], after["traced"]) == (0, 0)
+    if current().repeats is not None:
+        assert (before["traced"], after["traced"]) == (0, 0)
     assert after["bytes"] < before["bytes"] / 2
 
 

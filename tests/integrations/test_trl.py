@@ -7,7 +7,7 @@ import pytest
 
 from tests.integrations.test_transformers import CLOSE, run
 
-pytestmark = [pytest.mark.backends("torch_xla", test_all="jax"), pytest.mark.slow]
+pytestmark = [pytest.mark.backends("jax", test_all="torch_xla"), pytest.mark.slow]
 
 _OF_DPO = ("logps/chosen", "logits/rejected", "entropy", "rewards/margins")
 # What is compared of each, beside losses, norms and weights.

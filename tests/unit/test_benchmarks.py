@@ -176,7 +176,9 @@ def test_both_ways_to_multiply_matrices_find_the_same() -> None:
 @pytest.mark.parametrize("client", ["trainer", "accelerate"])
 def test_a_clients_loop_is_folded_and_compiles_nothing_after_its_third_step(client: str) -> None:
     # Long enough for a line of the log.
-    found = launch_alone("clients", devices=2, client=client, model="gpt-tiny", steps=8)
+    found = launch_alone(
+        "clients", devices=2, backend="jax", client=client, model="gpt-tiny", steps=8
+    )
     assert found["why"] is None
     assert (found["client"]["compiled"], found["bare"]["compiled"]) == (0, 0)
 

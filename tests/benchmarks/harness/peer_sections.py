@@ -137,8 +137,11 @@ def host_time(scale: Scale) -> Iterator[str]:
     """What tracing costs the large model, and what captured and folded steps leave of it."""
     workload = Workload(model=scale.large, devices=2, steps=scale.large_steps)
     styles = {
-        "`train_batch`": (who.XLA_TRACED, who.XLA_ZERO_2),
-        "three calls": (who.XLA_THREE_TRACED, who.XLA_THREE_CALLS),
+        "`train_batch`": (who.TRACED, who.ZERO_2),
+        "three calls": (who.THREE_TRACED, who.THREE_CALLS),
+        "`train_batch`, on torch_xla, which records the three calls": (
+            *(who.XLA_TRACED, who.XLA_ZERO_2),
+        ),
     }
     runs = run_all(workload, [each for pair in styles.values() for each in pair], rounds=1)
     times, peaks = [], []
