@@ -1,6 +1,7 @@
 """Makes an engine of a config and a module."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +16,7 @@ from spmdzero.config import named_by, old_argument, one_of
 from spmdzero.data._loader import ZeroDataLoader
 from spmdzero.engine._engine import Engine
 from spmdzero.engine._groups import ParameterGroups
-from spmdzero.engine._plan_of import planned, resting_shards
+from spmdzero.engine._plan_of import planned
 from spmdzero.engine._sequence_axis import with_mesh_param, with_mpus_size
 from spmdzero.engine._setup import (
     make_training,
@@ -108,14 +109,19 @@ def initialize(
         # Scripts ask deepspeed.utils.groups for it afterwards.
         share_rows(mesh.spec.sequence)
     say_start(settings, batch, mesh.spec, of_process=engine_class._rows_of_process)
-    where: Any = {
-        "mesh": mesh.spec,
-        "shared": tensor_dims(settings, module, mesh=mesh.spec),
-        "on_host": rest_on_host(settings),
-    }
-    shards = resting_shards(settings, module, **where)
-    groups = place_module(settings, module, mesh, shards, weights, (optimizer, model_parameters))
-    plan = planned(settings, module, groups, batch=batch, **where)
+    plan_with = functools.partial(
+        planned,
+        settings,
+        module,
+        batch=batch,
+        mesh=mesh.spec,
+        shared=tensor_dims(settings, module, mesh=mesh.spec),
+        on_host=rest_on_host(settings),
+    )
+    # An optimizer takes parameters that are placed, and the plan says where that is.
+    trained = (optimizer, model_parameters)
+    groups = place_module(settings, module, mesh, plan_with(None), weights, trained)
+    plan = plan_with(groups)
     training = make_training(
         settings, module, groups, lr_scheduler, batch=batch, plan=plan, mesh=mesh
     )

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from spmdzero.backend import (
-    REPLICATED,
     arrays,
     gather,
     runtime,
@@ -100,7 +99,7 @@ class TrainedParameter:
         if stored.dim():
             self._store(stored, value, slot)
         else:
-            self.training.mesh.mark(stored.copy_(value), REPLICATED)
+            self.training.mesh.whole(stored.copy_(value))
         runtime.sync()
 
     @torch.no_grad()
@@ -164,7 +163,7 @@ class TrainedParameter:
         layout, mesh = self._layout(role), self.training.mesh
         # The write is in place, as otherwise the next step's program could not reuse the buffer.
         stored.copy_(store(mesh, value, layout))
-        mesh.mark(stored, layout.spec)
+        mesh.lay(stored, layout)
 
     @property
     def _shape(self) -> tuple[int, ...]:

@@ -9,13 +9,10 @@ from spmdzero.config import BatchSizes, SpmdZeroConfig, resolve_batch_sizes
 from spmdzero.engine._groups import Groups, Members, find_groups
 from spmdzero.engine._tensor_axis import tensor_dims
 from spmdzero.plan import (
-    Layout,
     MeshSpec,
     ParamSpec,
     Role,
     ShardingPlan,
-    choose_placement,
-    parameter_at_rest,
 )
 from spmdzero.precision import PrecisionPolicy
 
@@ -59,12 +56,13 @@ def planned(
     shared: Mapping[str, int],
     on_host: Sequence[Role],
 ) -> ShardingPlan:
-    """The plan of where every tensor of the training state lives.
+    """The plan of where every tensor of the training state lives, or will when it is placed.
 
     Args:
         config: gives stage, precision, and the size below which a tensor isn't split.
         model: a module on any device.
-        groups: the trained parameters; None without an optimizer.
+        groups: the trained parameters; None without an optimizer, or before there is one, which
+            changes no parameter's own placement.
         batch: tells whether gradients have to wait for other micro-batches.
         mesh: the devices.
         shared: as of `tensor_dims`.
@@ -100,36 +98,6 @@ def planned_micro_batches(config: SpmdZeroConfig, batch: BatchSizes) -> int:
     """The number of micro-batches of a step for which the plan makes accumulators."""
     # A caller that ends steps himself may have more than one micro-batch in any step.
     return max(1 if config.managed_gradient_accumulation else 2, batch.accumulation)
-
-
-def resting_shards(
-    config: SpmdZeroConfig,
-    model: nn.Module,
-    *,
-    mesh: MeshSpec,
-    shared: Mapping[str, int],
-    on_host: Sequence[Role],
-) -> dict[str, Layout]:
-    """Name -> layout of the parameters of which a device holds only its part, trained or not.
-
-    Args:
-        config, model, mesh, shared, on_host: as of `planned`.
-    """
-    stage, least = config.zero_optimization.stage, config.spmd.min_shard_elements
-    if stage < 3 and mesh.tensor == 1:
-        return {}
-    kept_whole, found = _persistent(config, model), dict[str, Layout]()
-    for name, parameter in model.named_parameters():
-        shape = tuple(parameter.shape)
-        shard = choose_placement(
-            shape, mesh=mesh, min_shard_elements=least, tensor_dim=shared.get(name)
-        )
-        rest = parameter_at_rest(stage=stage, shard=shard, persistent=name in kept_whole)
-        if rest.is_sharded:
-            found[name] = Layout(
-                placement=rest, shape=shape, mesh=mesh, on_host=Role.PARAMETER in on_host
-            )
-    return found
 
 
 def _persistent(config: SpmdZeroConfig, model: nn.Module) -> set[str]:

@@ -39,7 +39,7 @@ from spmdzero.engine._start_line import say_offload
 from spmdzero.engine._unwrapped import unwrapped
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError, UsageAssertionError
 from spmdzero.nn._causal_lm import fuse_causal_lm_losses
-from spmdzero.plan import Layout, MeshSpec, Role, ShardingPlan
+from spmdzero.plan import MeshSpec, Role, ShardingPlan
 from spmdzero.precision import GradientScaling, LossScaler, PrecisionPolicy
 from spmdzero.state._placed_module import move_module
 from spmdzero.state._same_on_hosts import (
@@ -223,14 +223,14 @@ def place_module(
     settings: SpmdZeroConfig,
     model: nn.Module,
     mesh: Mesh,
-    shards: dict[str, Layout],
+    plan: ShardingPlan,
     weights: Weights | None,
     optimizer: tuple[Any, Any],
 ) -> Groups | None:
     """Moves the module to the devices; returns its trained groups, None without an optimizer.
 
     Args:
-        shards: as of `resting_shards`.
+        plan: says where each parameter lives.
         optimizer: the arguments `optimizer` and `model_parameters` of `initialize`.
 
     Raises:
@@ -251,7 +251,7 @@ def place_module(
         take_first_hosts_values(model, known)
     require_same_values(model, known)
     with open_weights(weights, model) as source:
-        renewed = move_module(model, mesh=mesh, dtype=dtype, source=source, layouts=shards)
+        renewed = move_module(model, mesh=mesh, dtype=dtype, source=source, plan=plan)
     require_same_values(model, {name for name, _ in model.named_parameters()} - known)
     members = Members(model, renewed)
     groups = find_groups(settings.optimizer, *optimizer, members, device=runtime.device())

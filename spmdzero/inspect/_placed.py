@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from spmdzero.backend import REPLICATED, current, programs, runtime
+from spmdzero.backend import current, programs, runtime
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.inspect._ledger import CollectiveLedger
 from spmdzero.plan import MeshSpec
@@ -68,7 +68,7 @@ def propagated(module: torch.nn.Module, batch: torch.Tensor) -> CollectiveLedger
     x = place(batch, rows, spec).requires_grad_()
     module.to(runtime.device())
     for parameter in module.parameters():
-        mesh.mark(parameter.data, REPLICATED)
+        mesh.whole(parameter.data)
     runtime.sync()
     # Names of operations tell the ledger what a collective belongs to.
     programs.record_scopes(True, by=module)

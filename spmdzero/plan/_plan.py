@@ -14,7 +14,7 @@ from spmdzero.plan._dtypes import itemsize
 from spmdzero.plan._layout import Layout
 from spmdzero.plan._memory import MemoryReport, StageComparison, memory_report, paper_formula
 from spmdzero.plan._mesh import MeshSpec
-from spmdzero.plan._placement import Placement
+from spmdzero.plan._placement import Placement, Shape
 from spmdzero.plan._roles import Role, in_use, parameter_at_rest, placements_at_stage
 from spmdzero.plan._tensors import ParamSpec, RoleState, TensorPlan
 
@@ -181,6 +181,16 @@ class ShardingPlan(Shown):
             SpmdZeroUsageError: the parameter has no such role in this plan.
         """
         return self._layouts(state)[0]
+
+    def in_parts(self, shape: Shape) -> Layout:
+        """A layout in which devices share a tensor of `shape` that they hold whole.
+
+        Each reads its part out so, as for a checkpoint. It is whole if the tensor is too small.
+        """
+        placement = choose_placement(
+            shape, mesh=self.mesh, min_shard_elements=self.min_shard_elements
+        )
+        return Layout(placement=placement, shape=shape, mesh=self.mesh)
 
     def in_use(self, state: str) -> Layout:
         """The layout in which the step's program computes with a tensor; see `at_rest`."""

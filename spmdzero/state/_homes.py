@@ -9,7 +9,7 @@ from torch import nn
 from spmdzero.backend import Mesh, arrays, runtime
 from spmdzero.backend.hosts import processes
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.plan import Layout, choose_placement, parameter_at_rest
+from spmdzero.plan import Layout, ParamSpec, ShardingPlan
 
 _HOME = "_spmdzero_home"
 
@@ -28,10 +28,10 @@ class Home:
     layout: Layout
     copied: bool = False
 
-    def is_at(self, rest: Layout | None) -> bool:
+    def is_at(self, rest: Layout) -> bool:
         """Whether a tensor that `place` has moved has the shards, mesh and memory of `rest`."""
         own = self.layout
-        if rest is None or own.on_host != rest.on_host:
+        if own.on_host != rest.on_host:
             return False
         return not self.copied and (own.mesh, own.spec) == (rest.mesh, rest.spec)
 
@@ -58,14 +58,27 @@ class Homes:
 
     def of(self, parameter: nn.Parameter) -> Home | None:
         """The home of a parameter that rests as shards; None if the parameter stays whole."""
-        if parameter.numel() <= self.whole or parameter.device.type == "meta":
+        if parameter.device.type == "meta":
             return None
-        shape, spec = tuple(parameter.shape), self.mesh.spec
-        shard = choose_placement(shape, mesh=spec, min_shard_elements=self.least)
-        placement = parameter_at_rest(stage=3, shard=shard, persistent=False)
-        if placement.kind != "shard":
-            return None
-        return Home(self.mesh, Layout(placement=placement, shape=shape, mesh=spec))
+        alone = ParamSpec(
+            name="alone",
+            shape=tuple(parameter.shape),
+            dtype=str(parameter.dtype).removeprefix("torch."),
+            trainable=False,
+            persistent=parameter.numel() <= self.whole,
+        )
+        plan = ShardingPlan.build(
+            [alone],
+            stage=3,
+            mesh=self.mesh.spec,
+            min_shard_elements=self.least,
+            master=False,
+            moments=(),
+            accumulator_dtype=None,
+            accumulation_steps=1,
+        )
+        layout = plan.at_rest("parameter/alone")
+        return Home(self.mesh, layout) if layout.over_fsdp else None
 
 
 @torch.no_grad()

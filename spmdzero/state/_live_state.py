@@ -19,7 +19,7 @@ from spmdzero.formats import (
     flat_boxes,
     whole_box,
 )
-from spmdzero.plan import Layout, choose_placement
+from spmdzero.plan import Layout
 from spmdzero.state._host_state import host_state
 from spmdzero.state._still_placed import require_placed
 from spmdzero.state._training import Training
@@ -126,13 +126,8 @@ def _spread(training: Training, held: Mapping[str, Held]) -> dict[str, Held]:
     for name, item in held.items():
         stored = item.stored
         if item.layout is None:
-            placement = choose_placement(
-                item.shape,
-                mesh=training.mesh.spec,
-                min_shard_elements=training.plan.min_shard_elements,
-            )
-            if placement.is_sharded:
-                layout = Layout(placement=placement, shape=item.shape, mesh=training.mesh.spec)
+            layout = training.plan.in_parts(item.shape)
+            if layout.is_sharded:
                 stored = store(training.mesh, stored, layout)
                 item = Held(stored=stored, shape=item.shape, layout=layout)
         spread[name] = item

@@ -1,12 +1,11 @@
 """Moves the user's module to the devices and off them, in place."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 import torch
 from torch import nn
 
 from spmdzero.backend import (
-    REPLICATED,
     Mesh,
     arrays,
     is_dtensor,
@@ -15,7 +14,7 @@ from spmdzero.backend import (
     runtime,
 )
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.plan import Layout
+from spmdzero.plan import ShardingPlan
 from spmdzero.state._computed_before import refuse_held, refuse_old_weight_norm
 from spmdzero.state._homes import HeldError, exchange, left_home
 from spmdzero.state._weights import WeightSource, aliases
@@ -29,15 +28,15 @@ def move_module(
     mesh: Mesh,
     dtype: torch.dtype,
     source: WeightSource,
-    layouts: Mapping[str, Layout] | None = None,
+    plan: ShardingPlan,
 ) -> Moved:
-    """Puts parameters (cast to `dtype`) and buffers (with their dtypes) on all devices.
+    """Puts parameters, cast to `dtype`, and buffers, with their dtypes, where the plan has them.
 
-    A parameter gets the layout that `layouts` has for its first name; all other tensors are whole
-    on every device. Tensors are moved one by one, so only one tensor from `source` is on the host
-    at a time. Every Python object that was a parameter stays that parameter: an optimizer or a
-    closure made before keeps working, and tied weights stay tied. A parameter with a weak reference
-    to it (nn.LSTM makes one) can't be exchanged in place and becomes a new object.
+    A tensor of several names is the plan's by the first. Tensors are moved one by one, so only one
+    tensor from `source` is on the host at a time. Every Python object that was a parameter stays
+    that parameter: an optimizer or a closure made before keeps working, and tied weights stay tied.
+    A parameter with a weak reference to it (nn.LSTM makes one) can't be exchanged in place and
+    becomes a new object.
 
     Returns the parameters that became new objects: old -> new.
 
@@ -53,7 +52,7 @@ def move_module(
     renewed: Moved = {}
     for tensor, names in named.items():
         is_parameter = isinstance(tensor, nn.Parameter)
-        rest = (layouts or {}).get(names[0])
+        rest = plan.at_rest(f"{'parameter' if is_parameter else 'buffer'}/{names[0]}")
         home = left_home(tensor)
         if home is not None and home.is_at(rest) and tensor.dtype == dtype:
             continue
@@ -62,11 +61,9 @@ def move_module(
             cast = cast.to(dtype)
         if mesh.across is not None and arrays.is_mine(cast) and mesh.across.is_own(cast):
             cast = arrays.read(cast)
-        spec = REPLICATED if rest is None else rest.spec
         on_host = cast.device.type == "cpu"
-        placed = mesh.place_part(cast, spec) if on_host else mesh.mark(arrays.fresh(cast), spec)
-        if rest is not None:
-            placed = resting(mesh, placed, rest)
+        placed = mesh.place_part(cast, rest.spec) if on_host else mesh.lay(arrays.fresh(cast), rest)
+        placed = resting(mesh, placed, rest)
         if is_parameter:
             placed = nn.Parameter(placed, requires_grad=tensor.requires_grad)
         # Users group parameters by attributes such as `no_decay`, which are kept.

@@ -199,7 +199,7 @@ def _own_loading(training: Training, state: TrainingState, options: LoadOptions)
         yield
     except BaseException:
         for name, value in before.items():
-            training.mesh.mark(named[name].copy_(value), training.plan.at_rest(name).spec)
+            training.mesh.lay(named[name].copy_(value), training.plan.at_rest(name))
         runtime.sync()
         raise
 

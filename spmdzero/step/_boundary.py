@@ -9,14 +9,13 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 import torch
 
 from spmdzero.backend import (
-    REPLICATED,
     Mesh,
-    PartitionSpec,
     current,
     host_memory,
     programs,
 )
 from spmdzero.optim import UpdateRule
+from spmdzero.plan import Layout
 from spmdzero.step._folds import Folds
 from spmdzero.step._numbers import numbers_of_groups
 from spmdzero.step._scales import LossScales, unscale
@@ -79,9 +78,9 @@ class Boundary:
         return [member.name for group in self.groups for member in group.members]
 
     @functools.cached_property
-    def _specs(self) -> dict[str, PartitionSpec]:
-        """Name of a parameter -> sharding of its gradient and states."""
-        return {m.name: m.layout.spec for group in self.groups for m in group.members}
+    def _layouts(self) -> dict[str, Layout]:
+        """Name of a parameter -> layout of its gradient and states."""
+        return {m.name: m.layout for group in self.groups for m in group.members}
 
     @functools.cached_property
     def _updates(self) -> dict[Hashable, GroupUpdate]:
@@ -118,7 +117,7 @@ class Boundary:
         gradients, moved = self._directions(gradients, state, hypers, scales)
         scaled = self._norm(gradients, call)
         norm, coefficient = unscale(scaled, clip=self.clip, scales=scales)
-        norm = self.mesh.mark(norm, REPLICATED)
+        norm = self.mesh.whole(norm)
         apply = self._condition(norm, finite)
         new = self._counted(state, apply)
         state = {**state, **self._applied(state, moved, apply)}
@@ -186,9 +185,9 @@ class Boundary:
         gradients, moved = dict(gradients), {}
         for group, hyper in zip(self.groups, hypers, strict=True):
             for member in group.members if group.rule.has_direction else ():
-                spec = member.layout.spec
+                layout = member.layout
                 grad = gradients[member.name].float()
-                grad = self.mesh.mark(grad if scales is None else grad / scales.now, spec)
+                grad = self.mesh.lay(grad if scales is None else grad / scales.now, layout)
                 with programs.scope(f"zero.direction/{member.name}"):
                     direction, changed = group.rule.direction(
                         grad, member.slots_in(state), hyper, member.on(self.mesh)
@@ -196,7 +195,7 @@ class Boundary:
                 moved |= {f"{slot}/{member.name}": value for slot, value in changed.items()}
                 # The norm and the clipping expect a direction with the loss scale.
                 direction = direction if scales is None else direction * scales.now
-                gradients[member.name] = self.mesh.mark(direction, spec)
+                gradients[member.name] = self.mesh.lay(direction, layout)
         return gradients, moved
 
     def _applied(
@@ -209,12 +208,12 @@ class Boundary:
         applied = {}
         for name, value in moved.items():
             kept = value if apply is None else torch.where(apply, value, state[name])
-            spec = self._specs[name.partition("/")[2]]
-            applied[name] = self.mesh.mark(kept.to(state[name].dtype), spec)
+            layout = self._layouts[name.partition("/")[2]]
+            applied[name] = self.mesh.lay(kept.to(state[name].dtype), layout)
         return applied
 
     def _norm(self, gradients: Mapping[str, torch.Tensor], call: Folds) -> torch.Tensor:
-        ordered = tuple(self._specs[name] for name in gradients)
+        ordered = tuple(self._layouts[name].spec for name in gradients)
 
         def norm(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             return [current().global_norm(list(zip(tensors, ordered, strict=True)), self.mesh)]
@@ -224,18 +223,18 @@ class Boundary:
 
     def _condition(self, norm: torch.Tensor, finite: torch.Tensor | None) -> torch.Tensor | None:
         if finite is not None:
-            return self.mesh.mark(torch.isfinite(norm) & finite, REPLICATED)
-        return self.mesh.mark(torch.isfinite(norm), REPLICATED) if self.skips else None
+            return self.mesh.whole(torch.isfinite(norm) & finite)
+        return self.mesh.whole(torch.isfinite(norm)) if self.skips else None
 
     def _counted(
         self, state: Mapping[str, torch.Tensor], apply: torch.Tensor | None
     ) -> dict[str, torch.Tensor]:
         applied, skipped = state["counter/applied"], state["counter/skipped"]
         if apply is None:
-            return {"counter/applied": self.mesh.mark(applied + 1, REPLICATED)}
+            return {"counter/applied": self.mesh.whole(applied + 1)}
         return {
-            "counter/applied": self.mesh.mark(applied + apply.float(), REPLICATED),
-            "counter/skipped": self.mesh.mark(skipped + (1 - apply.int()), REPLICATED),
+            "counter/applied": self.mesh.whole(applied + apply.float()),
+            "counter/skipped": self.mesh.whole(skipped + (1 - apply.int())),
         }
 
     def _update(

@@ -100,7 +100,7 @@ class GradientPath:
 
     def plus(self, name: str, waiting: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
         """The sum of two gradients in the waiting form."""
-        return self.mesh.mark((waiting + more).to(waiting.dtype), self.waiting(name).spec)
+        return self.mesh.lay((waiting + more).to(waiting.dtype), self.waiting(name))
 
     def add(self, sums: dict[str, torch.Tensor], name: str, grad: torch.Tensor) -> None:
         """Adds a gradient in its waiting form to those in `sums`, by the parameter's name.

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import REPLICATED, FoldedFunction, Kept, arrays
+from spmdzero.backend import FoldedFunction, Kept, arrays
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import ShardingPlan
 from spmdzero.step._autograd import set_autograd_grad
@@ -166,7 +166,7 @@ class GradientStore:
             whole, scale = self.path.whole(name, self._sum_of(name)), self._loss_scale()
             if scale != 1:
                 whole = whole.float() / scale
-            whole = self.path.mesh.mark(arrays.fresh(whole), REPLICATED)
+            whole = self.path.mesh.whole(arrays.fresh(whole))
             self._handed[name] = whole, arrays.write_stamp(whole)
         return self._handed[name][0]
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from spmdzero.backend import REPLICATED, IndexRange, IndexSites, arrays, first_flag
+from spmdzero.backend import IndexRange, IndexSites, arrays, first_flag
 from spmdzero.errors import NonFiniteError
 from spmdzero.step._folds import Folds
 from spmdzero.step._numbers import step_number
@@ -88,7 +88,7 @@ class LossHealth:
         def watch(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             loss, mean, here, first_bad, finite, *rest = inputs
             scaled, noted = rest[: len(rest) - len(indices)], rest[len(rest) - len(indices) :]
-            seen = state.mesh.mark(arrays.apart(mean.reshape(())), REPLICATED)
+            seen = state.mesh.whole(arrays.apart(mean.reshape(())))
             share = arrays.apart(loss if parts == 1 else loss / parts)
             gradient = _gradient(loss, parts, *scaled)
             bad, finite = watched(seen, here, first_bad=first_bad, finite=finite)

@@ -249,7 +249,7 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
         for slot in rule.slots:
             layout, value = plan.at_rest(f"{slot}/{name}"), rule.initial(slot, group)
             zeros = stored_zeros(mesh, layout, self._precision.moment)
-            made = mesh.mark(zeros + value, layout.spec) if value else zeros
+            made = mesh.lay(zeros + value, layout) if value else zeros
             state[slot] = resting(mesh, made, layout)
         for scalar in rule.scalars:
             value = torch.tensor(rule.initial(scalar, group), dtype=torch.float32)
@@ -351,7 +351,7 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
             if written is not None and parameter not in written:
                 continue
             master, name = self.state[parameter].get("master"), held.names[parameter]
-            held.mesh.mark(parameter, held.plan.at_rest(f"parameter/{name}").spec)
+            held.mesh.lay(parameter, held.plan.at_rest(f"parameter/{name}"))
             if master is not None:
                 held.write(f"master/{name}", self._master_of(parameter), known=master)
 

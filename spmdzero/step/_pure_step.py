@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import REPLICATED, Mesh, Passage, arrays, first_flag
+from spmdzero.backend import Mesh, Passage, arrays, first_flag
 from spmdzero.step._boundary import Boundary
 from spmdzero.step._folds import Folds
 from spmdzero.step._gradient_path import GradientPath
@@ -65,7 +65,7 @@ class StepProgram:
         loss_scale = numbers.pop(0) if self.scaled else None
         loss, gradients, passage = self._differentiate(run, backward, loss_scale)
         new = {"total": state["total"] + loss / self.accumulation}
-        loss = self.mesh.mark(loss.reshape(()).clone(), REPLICATED)
+        loss = self.mesh.whole(loss.reshape(()).clone())
         new["first_bad"], finite = watched(
             loss, step, first_bad=state["first_bad"], finite=state["finite"]
         )

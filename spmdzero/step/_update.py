@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import torch
 
 from spmdzero.backend import (
-    REPLICATED,
     Mesh,
     arrays,
     gather,
@@ -46,18 +45,18 @@ class MeshTensor:
             # Padding belongs to no parameter: an update may have any value there, also 0 / 0.
             place = torch.arange(stored.numel(), device=stored.device)
             stored = torch.where(place < elements, stored, torch.zeros_like(stored))
-        return self.mesh.mark(stored.sum(), REPLICATED)
+        return self.mesh.whole(stored.sum())
 
     def gather(self, stored: torch.Tensor) -> torch.Tensor:
         """The tensor `[*shape]` on every device: one all-gather in `stored`'s dtype."""
         # Without the mark the compiler could gather the operands of `stored` instead, in fp32.
-        return gather(self.mesh, self.mesh.mark(stored, self.layout.spec), self.layout)
+        return gather(self.mesh, self.mesh.lay(stored, self.layout), self.layout)
 
     def store(self, tensor: torch.Tensor) -> torch.Tensor:
         """Converts a tensor `[*shape]` to shards: each device keeps its own part."""
         # Without the mark the compiler spreads the computation of `tensor` over the devices, and
         # each of Muon's matrix products becomes an all-reduce.
-        return store(self.mesh, self.mesh.mark(arrays.fresh(tensor), REPLICATED), self.layout)
+        return store(self.mesh, self.mesh.whole(arrays.fresh(tensor)), self.layout)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -177,22 +176,20 @@ class GroupUpdate:
 
         # A torch optimizer may make tensors from numbers.
         with programs.scope(f"zero.update/{member.name}"), same_on_hosts():
-            grad = mesh.mark(grad, layout.spec)
+            grad = mesh.lay(grad, layout)
             terms = Terms(factors=factors, whole=member.on(mesh), keep=keep)
             new_weights, new = rule.update(weights, grad, held, terms)
             new_weights = keep(new_weights, weights)
         new = {**new, "master": new_weights}
         # The cast and the mark come first: the gather would otherwise move fp32.
-        stored = mesh.mark(new_weights.to(member.dtype), layout.spec)
+        stored = mesh.lay(new_weights.to(member.dtype), layout)
         with programs.scope(f"zero.parameter/{member.name}"):
             new_parameter = relaid(mesh, stored, now=layout, to=member.at_rest)
         # With these marks JAX's backend needs no operation for each state of a folded update.
+        values = {slot: new[slot].to(state[slot].dtype) for slot in member.slots}
         return [new_parameter] + [
-            mesh.mark(
-                new[slot].to(state[slot].dtype),
-                REPLICATED if slot in rule.scalars else layout.spec,
-            )
-            for slot in member.slots
+            mesh.whole(value) if slot in rule.scalars else mesh.lay(value, layout)
+            for slot, value in values.items()
         ]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import spmdzero
 from spmdzero import Explanation
@@ -118,3 +119,39 @@ def check_time(explanation: Explanation, tpu: str, moved: int) -> None:
     assert 0 < time.host_exposed <= time.host * (1 + 1e-9)
     assert time.seconds == pytest.approx(sum(kind.seconds for kind in time.kinds))
     assert "rest in host memory, for which a step waits " in str(explanation)
+
+
+class Odd(nn.Module):
+    """A head that only a tensor axis divides, beside two matrices that stage 3 divides as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = (nn.Linear(*shape, bias=False) for shape in ((256, 1024), (1024, 256)))
+        self.head = nn.Linear(250, 90, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.down(torch.relu(self.up(x))), self.head(x[:, :250])
+        return sum(each.float().square().mean() for each in found)
+
+
+def test_a_parameter_is_placed_where_the_plan_has_it_though_its_neighbours_rest_on_the_host() -> (
+    None
+):
+    columns, rows = (
+        {"patterns": [rf".*{name}\.weight$"], "partition_type": way}
+        for name, way in (("(up|head)", "column"), ("down", "row"))
+    )
+    config = CONFIG | {
+        "zero_optimization": ALL | {"offload_param": CPU},
+        "spmd": CONFIG["spmd"] | {"mesh": {"fsdp": -1, "tensor": 2}, "min_shard_elements": 0},
+        "tensor_parallel": {
+            "autotp_size": 2,
+            "partition_config": {"use_default_specs": False, "layer_specs": [columns, rows]},
+        },
+    }
+    with torch.device("meta"):
+        model, x = Odd(), torch.empty(DEVICES // 2, 256, dtype=torch.bfloat16)
+    fit = spmdzero.explain(model, config, x, tpu=[TPU], stages=()).fit_at(3)
+    (made,) = fit.compiled
+    # The matrices' eighths of bf16; the head's halves stay in the devices' memory.
+    assert made.memory.host_arguments == fit.plan.host_total == 2 * 2 * 256 * 1024 // 8

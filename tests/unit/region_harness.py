@@ -10,10 +10,24 @@ from torch import nn
 from spmdzero.backend import Batch, Mesh, RegionRules, current, runtime
 from spmdzero.backend.protocols._region import AttentionChoice
 from spmdzero.backend.replica._manual import leave_stacked
+from spmdzero.plan import ShardingPlan
 from spmdzero.state._placed_module import move_module
 
 ROWS = 16  # two for each of the eight devices
 X = torch.arange(ROWS * 4.0).reshape(ROWS, 4)
+
+
+def unplanned(mesh: Mesh) -> ShardingPlan:
+    """A plan that splits nothing."""
+    return ShardingPlan.build(
+        [],
+        stage=0,
+        mesh=mesh.spec,
+        master=False,
+        moments=(),
+        accumulator_dtype=None,
+        accumulation_steps=1,
+    )
 
 
 class Probe:
@@ -30,7 +44,9 @@ class Probe:
         **rules: Any,
     ) -> None:
         self.module, self.mesh = copy.deepcopy(module), mesh
-        move_module(self.module, mesh=mesh, dtype=dtype, source=lambda names: None)
+        move_module(
+            self.module, mesh=mesh, dtype=dtype, source=lambda names: None, plan=unplanned(mesh)
+        )
         self._sums: dict[str, torch.Tensor] = {}
         self.sink_calls: list[str] = []
         self.region = current().region(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from region_harness import ROWS, Apply, assert_same_sums, numbers, torch_gradients
+from region_harness import ROWS, Apply, assert_same_sums, numbers, torch_gradients, unplanned
 from torch import nn
 
 from spmdzero.backend import Batch
@@ -27,7 +27,7 @@ def place(mesh: DeviceMesh, host: torch.Tensor) -> Batch:
 def computing(function: Callable[..., Any], mesh: DeviceMesh) -> GlobalForward:
     """The forward of a module on the devices that computes `function`."""
     module = Apply(function)
-    move_module(module, mesh=mesh, dtype=None, source=lambda names: None)
+    move_module(module, mesh=mesh, dtype=None, source=lambda names: None, plan=unplanned(mesh))
     return global_forward(mesh=mesh, module=module)
 
 
@@ -69,7 +69,9 @@ def test_norms_equal_torch_over_the_whole_batch(mesh: DeviceMesh, name: str) -> 
     torch.manual_seed(0)
     module, own = MODELS[name](), MODELS[name]()
     own.load_state_dict(module.state_dict())
-    move_module(module, mesh=mesh, dtype=torch.float32, source=lambda names: None)
+    move_module(
+        module, mesh=mesh, dtype=torch.float32, source=lambda names: None, plan=unplanned(mesh)
+    )
     x, target = numbers(ROWS, WIDTH), numbers(ROWS, WIDTH, seed=1)
     output = global_forward(mesh=mesh, module=module)((place(mesh, x),), {})
     loss = (output - place(mesh, target).tensor).square().mean()
@@ -86,7 +88,9 @@ def test_norms_equal_torch_over_the_whole_batch(mesh: DeviceMesh, name: str) -> 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_follows_a_norm_runs_on_each_devices_own_rows(mesh: DeviceMesh, name: str) -> None:
     module = nn.Sequential(MODELS[name](), nn.Linear(WIDTH, 40))
-    move_module(module, mesh=mesh, dtype=torch.float32, source=lambda names: None)
+    move_module(
+        module, mesh=mesh, dtype=torch.float32, source=lambda names: None, plan=unplanned(mesh)
+    )
     output = global_forward(mesh=mesh, module=module)((place(mesh, numbers(ROWS, WIDTH)),), {})
     text = optimized_hlo([output])
     rows = re.findall(r"f32\[(\d+),40\]\S* (?:dot|fusion|custom-call)\(", text)

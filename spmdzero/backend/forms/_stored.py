@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from spmdzero.backend._current import arrays, host_memory
-from spmdzero.backend.protocols._mesh import REPLICATED, Mesh
+from spmdzero.backend.protocols._mesh import Mesh
 from spmdzero.plan import Layout
 
 
@@ -16,12 +16,12 @@ def store(mesh: Mesh, tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
         tensor = F.pad(tensor.reshape(-1), (0, layout.stored[0] - tensor.numel()))
     else:
         tensor = arrays.fresh(tensor)
-    return mesh.mark(tensor, layout.spec)
+    return mesh.lay(tensor, layout)
 
 
 def gather(mesh: Mesh, stored: torch.Tensor, layout: Layout) -> torch.Tensor:
     """The whole tensor that `store` made `stored` from, replicated."""
-    whole = mesh.mark(arrays.fresh(stored), REPLICATED)
+    whole = mesh.whole(arrays.fresh(stored))
     if layout.kind != "flat":
         return whole
     return whole[: math.prod(layout.shape)].reshape(layout.shape)
@@ -31,7 +31,7 @@ def relaid(mesh: Mesh, stored: torch.Tensor, *, now: Layout, to: Layout) -> torc
     """A copy of a tensor stored as `now` says, in the form that `to` stores."""
     if (now.kind == "flat") == (to.kind == "flat"):
         # Both have the same stored shape: an annotation says which part each device holds.
-        return mesh.mark(arrays.fresh(stored), to.spec)
+        return mesh.lay(arrays.fresh(stored), to)
     whole = gather(mesh, stored, now) if now.over_fsdp else stored
     return store(mesh, whole, to) if to.is_sharded else whole
 

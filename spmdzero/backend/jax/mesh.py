@@ -26,7 +26,7 @@ from spmdzero.backend.jax._values import Space, Value, record
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax._writes import write
 from spmdzero.backend.protocols._mesh import REPLICATED, PartitionSpec
-from spmdzero.plan import MeshSpec, axes_of_region, names_of
+from spmdzero.plan import Layout, MeshSpec, axes_of_region, names_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +131,14 @@ class DeviceMesh:
         if self.across is not None:
             require_same(tensor.cell.value)
             tensor.cell.same = True
+
+    def lay(self, tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """Annotates `tensor`, which is stored as `layout` says."""
+        return self.mark(tensor, layout.spec)
+
+    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Annotates `tensor`, which every device holds whole."""
+        return self.mark(tensor, REPLICATED)
 
     def commit(self, old: torch.Tensor, new: torch.Tensor, spec: PartitionSpec) -> None:
         """Makes `old` hold `new`, annotated; no tensor holds the old value then: it is donated."""

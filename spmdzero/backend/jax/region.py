@@ -1,6 +1,5 @@
 """The replica region and the global forward, on JAX."""
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +12,6 @@ from spmdzero.backend.jax._reads import watch_reads
 from spmdzero.backend.jax._shared_rows import SharedRows
 from spmdzero.backend.jax.mesh import DeviceMesh
 from spmdzero.backend.jax.scan import Scan
-from spmdzero.backend.protocols._mesh import REPLICATED
 from spmdzero.backend.protocols._region import (
     AttentionChoice,
     GradientSink,
@@ -64,5 +62,5 @@ def global_forward(
 ) -> GlobalForward:
     """A `GlobalForward`; autocast, attention and keep_on_host as in `JaxAround`."""
     watch_reads(mesh)
-    made = JaxAround(module, mark=functools.partial(mesh.mark, spec=REPLICATED), **around)
+    made = JaxAround(module, mark=mesh.whole, **around)
     return GlobalForward(mesh=mesh, module=module, around=made, wrote=wrote)

@@ -69,6 +69,12 @@ class Mesh(Protocol):
     def mark(self, tensor: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:
         """Constrains `tensor` to `spec` and returns the constrained tensor."""
 
+    def lay(self, tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """`mark` of a tensor that is stored as `layout` says."""
+
+    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`mark` of a tensor that every device holds whole."""
+
     def commit(self, old: torch.Tensor, new: torch.Tensor, spec: PartitionSpec) -> None:
         """Makes `old` hold `new`, constrained to `spec`, in the memory of `old` (donation)."""
 

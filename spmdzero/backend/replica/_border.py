@@ -16,7 +16,7 @@ from spmdzero.backend.forms._autograd_graph import hands_over, nodes_behind
 from spmdzero.backend.forms._crossing import Crossing, Way
 from spmdzero.backend.forms._own_rows import local_replicas
 from spmdzero.backend.forms._with_graph import refuse_graph
-from spmdzero.backend.protocols._mesh import REPLICATED, Mesh
+from spmdzero.backend.protocols._mesh import Mesh
 from spmdzero.backend.protocols._region import GradientSink, PartsOfGradients
 from spmdzero.backend.replica import _manual
 from spmdzero.errors import ReplicaRegionError
@@ -157,7 +157,7 @@ def enter_part(
 
 def _whole(mesh: Mesh, seed: int) -> tuple[Way, Way]:
     def back(grad: torch.Tensor) -> torch.Tensor:
-        return _times(mesh.mark(_manual.leave_stacked(grad, mesh).sum(0), REPLICATED), 1 / seed)
+        return _times(mesh.whole(_manual.leave_stacked(grad, mesh).sum(0)), 1 / seed)
 
     return lambda whole: _manual.enter_copy(whole, mesh), back
 
@@ -168,7 +168,7 @@ def leave_mean(tensor: torch.Tensor, mesh: Mesh, seed: int) -> torch.Tensor:
     # once, at the loss, so that the parameters' partial gradients only have to be summed.
     return _leave(
         tensor,
-        lambda own: mesh.mark(_manual.leave_stacked(own, mesh).mean(0), REPLICATED),
+        lambda own: mesh.whole(_manual.leave_stacked(own, mesh).mean(0)),
         lambda grad: _times(_manual.enter_copy(grad, mesh), seed / mesh.replicas),
     )
 

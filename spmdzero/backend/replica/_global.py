@@ -13,7 +13,7 @@ from spmdzero.backend._current import arrays, current
 from spmdzero.backend._interrupts import let_in
 from spmdzero.backend._uploads import same_on_hosts
 from spmdzero.backend.forms._tree import Batch, map_tensors
-from spmdzero.backend.protocols._mesh import REPLICATED, Mesh
+from spmdzero.backend.protocols._mesh import Mesh
 from spmdzero.backend.protocols._region import (
     AttentionCall,
     KeySource,
@@ -91,7 +91,7 @@ class GlobalForward:
         changed = _kept(watch, now := dict(self._module.named_parameters()))
         for name in changed:
             # Otherwise it would take over the sharding of the value that was written.
-            self._mesh.mark(now[name], REPLICATED)
+            self._mesh.whole(now[name])
         if changed:
             self._wrote(changed)
         return output

@@ -8,7 +8,7 @@ from torch import nn
 
 from spmdzero.backend._current import arrays
 from spmdzero.backend._old_norms import old_norm_error, old_norms
-from spmdzero.backend.protocols._mesh import REPLICATED, Mesh
+from spmdzero.backend.protocols._mesh import Mesh
 from spmdzero.backend.replica._around import Around
 from spmdzero.errors import ReplicaRegionError
 
@@ -43,7 +43,7 @@ class KeptTensors:
                 self._refuse(prefix, name)
             if id(tensor) not in left:
                 whole = mesh.leave(tensor, (None,) * tensor.dim(), tuple(tensor.shape))
-                left[id(tensor)] = mesh.mark(whole, REPLICATED)
+                left[id(tensor)] = mesh.whole(whole)
             if new:
                 held[name] = left[id(tensor)]
             else:

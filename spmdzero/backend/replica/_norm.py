@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from spmdzero.backend._current import programs
-from spmdzero.backend.protocols._mesh import REPLICATED, Mesh, PartitionSpec
+from spmdzero.backend.protocols._mesh import Mesh, PartitionSpec
 from spmdzero.plan import names_of
 
 _Placed = Sequence[tuple[torch.Tensor, PartitionSpec]]
@@ -30,8 +30,8 @@ def global_norm(tensors: _Placed, mesh: Mesh) -> torch.Tensor:
             total = torch.stack(local).sum().reshape(1)
             axes = mesh.spec.states_of_region
             stacked = mesh.leave(total, (axes,), (mesh.spec.parts(axes),))
-            squares.append(mesh.mark(stacked.sum(), REPLICATED))
-    return mesh.mark(torch.stack(squares).sum().sqrt(), REPLICATED)
+            squares.append(mesh.whole(stacked.sum()))
+    return mesh.whole(torch.stack(squares).sum().sqrt())
 
 
 def _squares(tensors: _Placed, mesh: Mesh) -> list[torch.Tensor]:

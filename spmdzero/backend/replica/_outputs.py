@@ -8,7 +8,7 @@ import torch
 
 from spmdzero.backend._current import arrays, programs
 from spmdzero.backend.forms._tree import map_tensors
-from spmdzero.backend.protocols._mesh import REPLICATED, Mesh
+from spmdzero.backend.protocols._mesh import Mesh
 from spmdzero.backend.protocols._region import OutputRule, RegionRules
 from spmdzero.backend.replica._border import leave_batch, leave_mean
 from spmdzero.backend.replica._written import note_disagreement
@@ -63,7 +63,7 @@ class Outputs:
             with programs.scope(f"zero.output/{path or 'loss'}"):
                 stacked = leave_batch(tensor[None], 0, self._mesh, self._seed)
                 first = stacked[:1] if self._rules.outputs.get(path) == "stack" else stacked[0]
-                return self._mesh.mark(first, REPLICATED)
+                return self._mesh.whole(first)
 
         return map_tensors(output, leave)
 
@@ -100,7 +100,7 @@ class Outputs:
             return stacked
         if rule == "sum":
             with programs.scope(f"zero.output/{path}"):
-                return self._mesh.mark(stacked.sum(0), REPLICATED)
+                return self._mesh.whole(stacked.sum(0))
         with programs.scope(f"zero.output/{path}"):
             highest = stacked.detach().amax(0)
             note_disagreement(flags, f"output {path!r}", highest, stacked.detach().amin(0))

@@ -136,5 +136,5 @@ class GradientReduction:
             moved = moved.reshape(self.mesh.replicas, -1)
             moved = F.pad(moved, (0, layout.stored[0] - moved.shape[1]))
         # Mark the sum before the cast: otherwise GSPMD would reduce in the wider dtype.
-        total = self.mesh.mark(self.mesh.sum_partial(moved), layout.spec)
+        total = self.mesh.lay(self.mesh.sum_partial(moved), layout)
         return self.release_whole(total, layout).to(partial.dtype)

@@ -379,7 +379,7 @@ class ReplicaRegion:
         self.disagreements.update({k: self._nothing(flag.shape) for k, flag in flags.items()})
         for label, flag in flags.items():
             if label == INDICES:
-                self._sites.refuse(arrays.read(self._mesh.mark(arrays.fresh(flag), REPLICATED)))
+                self._sites.refuse(arrays.read(self._mesh.whole(arrays.fresh(flag))))
             elif flag.item():
                 raise ReplicaRegionError(
                     f"{label} is an integer and differs between replicas, so it has no one value. "

@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from spmdzero._user_line import user_line
 from spmdzero.backend._current import arrays, programs
-from spmdzero.backend.protocols._mesh import REPLICATED, Mesh
+from spmdzero.backend.protocols._mesh import Mesh
 from spmdzero.backend.replica import _manual
 from spmdzero.errors import ReplicaRegionError
 
@@ -131,9 +131,9 @@ def leave_written(
                 # In fp32 the mean of equal bf16 values is that value, by which a master recognises
                 # state that the forward left alone.
                 stacked = stacked.float() if dtype.itemsize == 2 else stacked
-                whole = mesh.mark(stacked.mean(0), REPLICATED)
+                whole = mesh.whole(stacked.mean(0))
             else:
-                whole = mesh.mark(stacked.amax(0), REPLICATED)
+                whole = mesh.whole(stacked.amax(0))
                 label = f"a parameter or buffer among {names}"
                 note_disagreement(flags, label, whole, stacked.amin(0))
         parts = whole.to(dtype).split([written[name].numel() for name in names])

@@ -14,7 +14,7 @@ from spmdzero.backend.protocols._mesh import REPLICATED, PartitionSpec
 from spmdzero.backend.torch_xla import _private, runtime
 from spmdzero.backend.torch_xla.arrays import fresh
 from spmdzero.backend.torch_xla.fixed_values import note_upload
-from spmdzero.plan import MeshSpec
+from spmdzero.plan import Layout, MeshSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +65,14 @@ class DeviceMesh:
         """Annotates `tensor` in place and returns it."""
         _private.mark_sharding(tensor, self.operation(spec or (None,) * tensor.dim()))
         return tensor
+
+    def lay(self, tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """Annotates `tensor`, which is stored as `layout` says."""
+        return self.mark(tensor, layout.spec)
+
+    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Annotates `tensor`, which every device holds whole."""
+        return self.mark(tensor, REPLICATED)
 
     def commit(self, old: torch.Tensor, new: torch.Tensor, spec: PartitionSpec) -> None:
         """Makes `old` hold `new`, annotated; in place, so that XLA reuses its buffer (donation)."""
@@ -162,7 +170,7 @@ class DeviceMesh:
             _private.overwrite(tensor, parts)
         else:
             tensor.copy_(self.place(parts[0]))
-            self.mark(tensor, REPLICATED)
+            self.whole(tensor)
 
     def zeros(
         self, shape: tuple[int, ...], dtype: torch.dtype, spec: PartitionSpec
