@@ -1,7 +1,6 @@
 """Makes an engine of a config and a module."""
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -109,19 +108,13 @@ def initialize(
         # Scripts ask deepspeed.utils.groups for it afterwards.
         share_rows(mesh.spec.sequence)
     say_start(settings, batch, mesh.spec, of_process=engine_class._rows_of_process)
-    plan_with = functools.partial(
-        planned,
-        settings,
-        module,
-        batch=batch,
-        mesh=mesh.spec,
-        shared=tensor_dims(settings, module, mesh=mesh.spec),
-        on_host=rest_on_host(settings),
-    )
+    shared, host = tensor_dims(settings, module, mesh=mesh.spec), rest_on_host(settings)
+    known: Any = {"batch": batch, "mesh": mesh.spec, "shared": shared, "on_host": host}
     # An optimizer takes parameters that are placed, and the plan says where that is.
     trained = (optimizer, model_parameters)
-    groups = place_module(settings, module, mesh, plan_with(None), weights, trained)
-    plan = plan_with(groups)
+    plan = planned(settings, module, None, **known)
+    groups = place_module(settings, module, mesh, plan, weights, trained)
+    plan = planned(settings, module, groups, **known)
     training = make_training(
         settings, module, groups, lr_scheduler, batch=batch, plan=plan, mesh=mesh
     )

@@ -64,7 +64,7 @@ def linear_cross_entropy(
     parts = parts_of_rows(labels)
     if parts > 1:
         hidden = by_device(hidden, parts)
-        # Of 64-bit integers no device may take its own: see `backend.jax._rows.cut_later`.
+        # Of 64-bit integers no device may take its own: see `backend.jax.axes._rows.cut_later`.
         rows = by_device(labels.to(torch.int32), parts)
         counts = by_device(labels != ignore_index, parts)
     else:

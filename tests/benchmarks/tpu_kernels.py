@@ -194,7 +194,7 @@ def _of_experts(mixture: Experts) -> tuple[Any, Any, Any, Any]:
 
 
 def _kernels(mixture: Experts) -> Iterator[tuple[Callable[..., Any], list[Any]]]:
-    from spmdzero.backend.jax._grouped_kernels import Form, grouped
+    from spmdzero.backend.jax.kernels._grouped_kernels import Form, grouped
 
     rows, weights, grads, ends = _of_experts(mixture)
     fields = {"rows": mixture.rows, "groups": mixture.groups, "dtype": "bfloat16"}

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 import spmdzero
 from spmdzero.backend import counters, runtime
-from spmdzero.backend.jax._execute import compilations
+from spmdzero.backend.jax.graph._execute import compilations
 
 WORDS, LENGTH, WIDTH, MICRO = 19, 7, 24, 2
 Batch = tuple[torch.Tensor, torch.Tensor]

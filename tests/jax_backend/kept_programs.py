@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import spmdzero
 from spmdzero.backend import counters
-from spmdzero.backend.jax._execute import compilations
+from spmdzero.backend.jax.graph._execute import compilations
 
 
 class Net(nn.Module):

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 
 from spmdzero.backend import tracing_only
 from spmdzero.backend.attention._call import Call, Seen
-from spmdzero.backend.jax._attention import KERNELS
-from spmdzero.backend.jax._dispatch import value_of
-from spmdzero.backend.jax._graph import Graph
-from spmdzero.backend.jax._graph_function import function_of
 from spmdzero.backend.jax._versions import wide_numbers
+from spmdzero.backend.jax.graph._graph import Graph
+from spmdzero.backend.jax.graph._graph_function import function_of
+from spmdzero.backend.jax.kernels._attention import KERNELS
+from spmdzero.backend.jax.lazy._dispatch import value_of
 from spmdzero.backend.jax.mesh import DeviceMesh
 from tests.unit.region_harness import Apply, Probe
 

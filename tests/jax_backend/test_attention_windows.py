@@ -11,7 +11,7 @@ from spmdzero.backend import Mesh
 from spmdzero.backend.attention import AttentionKernels
 from spmdzero.backend.attention._call import Call, Seen
 from spmdzero.backend.attention._transformers import masks_noted, what_is_seen
-from spmdzero.backend.jax._attention import KERNELS
+from spmdzero.backend.jax.kernels._attention import KERNELS
 from tests.unit.region_harness import Apply, Probe
 
 ROWS = 8  # one for each device

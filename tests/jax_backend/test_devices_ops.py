@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import spmdzero
 from spmdzero.backend import Mesh, programs
-from spmdzero.backend.jax import _decompose
+from spmdzero.backend.jax.lazy import _decompose
 from tests.support.bounds import assert_rounded, assert_summed
 
 DEVICE = torch.device("xla", 0)

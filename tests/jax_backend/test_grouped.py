@@ -9,7 +9,7 @@ import torch
 import transformers
 
 import spmdzero
-from spmdzero.backend.jax._grouped_kernels import Form, Tiles, grouped, tiles_of
+from spmdzero.backend.jax.kernels._grouped_kernels import Form, Tiles, grouped, tiles_of
 from spmdzero.backend.jax.mesh import DeviceMesh
 from spmdzero.explain import _aot
 from tests.jax_backend.test_attention import lowered_for

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from spmdzero.backend import Mesh, tracing_only
-from spmdzero.backend.jax import _graph_function
-from spmdzero.backend.jax._graph import Slot, Step
-from spmdzero.backend.jax._operations import MeshOp
-from spmdzero.backend.jax._turned_halves import turned, with_turned_halves
-from spmdzero.backend.jax._values import Space
+from spmdzero.backend.jax.axes._turned_halves import turned, with_turned_halves
+from spmdzero.backend.jax.graph import _graph_function
+from spmdzero.backend.jax.graph._graph import Slot, Step
+from spmdzero.backend.jax.graph._operations import MeshOp
+from spmdzero.backend.jax.lazy._values import Space
 from spmdzero.backend.jax.ops.views import transpose
 from tests.jax_backend.for_tpus import cycles_on_v5e, step_for_tpus
 from tests.support.engines import start

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from spmdzero.backend import runtime
-from spmdzero.backend.jax import _disk_cache, flags
-from spmdzero.backend.jax._execute import Compilations, compilations
-from spmdzero.backend.jax._folder import Folder
+from spmdzero.backend.jax import flags
+from spmdzero.backend.jax.graph import _disk_cache
+from spmdzero.backend.jax.graph._disk_cache import Folder
+from spmdzero.backend.jax.graph._execute import Compilations, compilations
 from tests.support.processes import run_module
 
 

@@ -10,8 +10,8 @@ from torch import nn
 
 import spmdzero
 from spmdzero.backend import runtime
-from spmdzero.backend.jax._options import of_devices
 from spmdzero.backend.jax.device_memory import peak_of
+from spmdzero.backend.jax.graph._options import of_devices
 from spmdzero.backend.jax.lowering import lowered
 from spmdzero.engine import StepGraph
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError

@@ -9,7 +9,7 @@ import torch
 from jax.extend.core import Primitive
 
 from spmdzero.backend import Mesh, current
-from spmdzero.backend.jax._operations import AtenOp
+from spmdzero.backend.jax.graph._operations import AtenOp
 from spmdzero.errors import SpmdZeroRuntimeError
 from spmdzero.plan import MeshSpec
 from tests.support.bounds import rounded

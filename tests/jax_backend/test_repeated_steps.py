@@ -7,10 +7,10 @@ import torch
 
 import spmdzero
 from spmdzero.backend import Mesh, arrays, compiler
-from spmdzero.backend.jax import _meta
-from spmdzero.backend.jax._dispatch import value_of
-from spmdzero.backend.jax._gathering import JaxGathering
-from spmdzero.backend.jax._values import Value
+from spmdzero.backend.jax.lazy import _meta
+from spmdzero.backend.jax.lazy._dispatch import value_of
+from spmdzero.backend.jax.lazy._values import Value
+from spmdzero.backend.jax.region import JaxGathering
 from tests.support.contract import make_batch, make_model
 
 DEVICE = torch.device("xla", 0)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import spmdzero
-from spmdzero.backend.jax import _graph_function
+from spmdzero.backend.jax.graph import _graph_function
 from spmdzero.compat.tensor_fragment import safe_get_full_grad
 from tests.jax_backend.for_tpus import cycles_on_v5e, step_for_tpus
 from tests.support.engines import assert_trained_as, start

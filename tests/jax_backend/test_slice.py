@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from spmdzero.backend.jax._slice import torus_of
+from spmdzero.backend.jax.axes._slice import torus_of
 
 
 @dataclasses.dataclass

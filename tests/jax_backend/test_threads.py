@@ -6,7 +6,7 @@ import threading
 import torch
 
 from spmdzero.backend import Mesh, runtime
-from spmdzero.backend.jax._dispatch import value_of
+from spmdzero.backend.jax.lazy._dispatch import value_of
 
 DEVICE = torch.device("xla", 0)
 

@@ -9,8 +9,8 @@ import torch
 
 import spmdzero
 from spmdzero.backend import Mesh, arrays, runtime
-from spmdzero.backend.jax._dispatch import value_of
-from spmdzero.backend.jax._uploads import MOST_BYTES, Upload, put
+from spmdzero.backend.jax.lazy._dispatch import value_of
+from spmdzero.backend.jax.lazy._uploads import MOST_BYTES, Upload, put
 from tests.engine.captured import batches, make_engine
 
 BATCH = ("fsdp", None)

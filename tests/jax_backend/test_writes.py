@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from spmdzero.backend import Mesh
-from spmdzero.backend.jax._cells import Cell
-from spmdzero.backend.jax._dispatch import value_of
-from spmdzero.backend.jax._graph import Graph
+from spmdzero.backend.jax.graph._graph import Graph
+from spmdzero.backend.jax.lazy._cells import Cell
+from spmdzero.backend.jax.lazy._dispatch import value_of
 from spmdzero.errors import SpmdZeroRuntimeError
 from tests.support.writes import BIG, after, at, mask, on_the_cpu, some
 

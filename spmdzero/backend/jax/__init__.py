@@ -1,4 +1,4 @@
-"""Everything that knows JAX: lazy tensors, the table of operations, mesh, programs."""
+"""Everything that knows JAX: lazy tensors, graphs of them, the table of operations, mesh, hosts."""
 
 import os
 
@@ -18,9 +18,10 @@ with noted():
 
     # These modules register, on import, answers to Python calls of tensors, and operations that are
     # answered in another way than by recording them.
-    from spmdzero.backend.jax import (
+    from spmdzero.backend.jax._backend import JAX as BACKEND
+    from spmdzero.backend.jax.hosts import _collectives  # noqa: F401
+    from spmdzero.backend.jax.lazy import (
         _calls,  # noqa: F401
-        _collectives,  # noqa: F401
         _packed,  # noqa: F401
         _python,  # noqa: F401
         _random,  # noqa: F401
@@ -28,7 +29,6 @@ with noted():
         _storage,  # noqa: F401
         _strided,  # noqa: F401
     )
-    from spmdzero.backend.jax._backend import JAX as BACKEND
 
 np.random.set_state(_drawn)
 

@@ -9,16 +9,16 @@ from torch import nn
 
 from spmdzero.backend.attention import AttentionKernels
 from spmdzero.backend.forms._row_parts import rows_in_parts
-from spmdzero.backend.jax import _host
-from spmdzero.backend.jax._attention import KERNELS
-from spmdzero.backend.jax._dispatch import value_of
-from spmdzero.backend.jax._factories import OwnFactories
-from spmdzero.backend.jax._graph import Graph
-from spmdzero.backend.jax._libraries import without_own_kernels
-from spmdzero.backend.jax._pending_block import made_real
-from spmdzero.backend.jax._quirks import JaxQuirks
-from spmdzero.backend.jax._shared_rows import SharedRows
-from spmdzero.backend.jax._tensor import DEVICE, LazyTensor
+from spmdzero.backend.jax.axes._shared_rows import SharedRows
+from spmdzero.backend.jax.graph._graph import Graph
+from spmdzero.backend.jax.kernels._attention import KERNELS
+from spmdzero.backend.jax.lazy import _host
+from spmdzero.backend.jax.lazy._dispatch import value_of
+from spmdzero.backend.jax.lazy._factories import OwnFactories
+from spmdzero.backend.jax.lazy._libraries import without_own_kernels
+from spmdzero.backend.jax.lazy._pending_block import made_real
+from spmdzero.backend.jax.lazy._quirks import JaxQuirks
+from spmdzero.backend.jax.lazy._tensor import DEVICE, LazyTensor
 from spmdzero.backend.jax.scan import Scan, equal_blocks_as_loops
 from spmdzero.backend.protocols._region import AttentionCall, AttentionChoice, Recompute
 from spmdzero.backend.replica import RecomputedBlocks, kept_on_host

@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from jax.sharding import NamedSharding
 
-from spmdzero.backend.jax import _dispatch, _host, _plain_autograd, _writes
-from spmdzero.backend.jax._dispatch import value_of, values_of
-from spmdzero.backend.jax._graph import mark_of
-from spmdzero.backend.jax._indexed import indices_behind
 from spmdzero.backend.jax._memory import rests_on_host
-from spmdzero.backend.jax._pending_block import StandIn
-from spmdzero.backend.jax._python import mixing
-from spmdzero.backend.jax._tensor import OWN, LazyTensor, over
-from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers
+from spmdzero.backend.jax.graph._graph import mark_of
+from spmdzero.backend.jax.graph._indexed import indices_behind
+from spmdzero.backend.jax.lazy import _dispatch, _host, _plain_autograd, _writes
+from spmdzero.backend.jax.lazy._dispatch import value_of, values_of
+from spmdzero.backend.jax.lazy._pending_block import StandIn
+from spmdzero.backend.jax.lazy._python import mixing
+from spmdzero.backend.jax.lazy._tensor import OWN, LazyTensor, over
+from spmdzero.backend.jax.lazy._values import Space, Value
 from spmdzero.backend.jax.mesh import ordered_shards
 from spmdzero.backend.protocols._arrays import Form
 

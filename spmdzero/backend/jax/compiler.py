@@ -7,13 +7,14 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 
 from spmdzero.backend.forms._stand_ins import nothing_outlives
-from spmdzero.backend.jax import _host, runtime
-from spmdzero.backend.jax._alone import compile_alone
-from spmdzero.backend.jax._cells import cells
-from spmdzero.backend.jax._dispatch import value_of
-from spmdzero.backend.jax._folded import Constant, fold, same_value, stand_in
-from spmdzero.backend.jax._tensor import DEVICE
-from spmdzero.backend.jax._values import Value, latest_serial
+from spmdzero.backend.jax import runtime
+from spmdzero.backend.jax.graph._alone import compile_alone
+from spmdzero.backend.jax.graph._folded import Constant, fold, same_value, stand_in
+from spmdzero.backend.jax.lazy import _host
+from spmdzero.backend.jax.lazy._cells import cells
+from spmdzero.backend.jax.lazy._dispatch import value_of
+from spmdzero.backend.jax.lazy._tensor import DEVICE
+from spmdzero.backend.jax.lazy._values import Value, latest_serial
 
 __all__ = [
     "compile_alone",

@@ -1,7 +1,7 @@
 """Counts of compilations, transfers and reads of this process: see `spmdzero.backend.Counters`."""
 
-from spmdzero.backend.jax._execute import compilations
-from spmdzero.backend.jax._host import traffic
+from spmdzero.backend.jax.graph._execute import compilations
+from spmdzero.backend.jax.lazy._host import traffic
 
 
 def compiled() -> tuple[int, float]:

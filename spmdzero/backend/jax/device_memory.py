@@ -7,7 +7,7 @@ import jax
 import torch
 
 from spmdzero.backend.jax import runtime
-from spmdzero.backend.jax._options import of_devices
+from spmdzero.backend.jax.graph._options import of_devices
 from spmdzero.backend.jax.lowering import lowered
 
 

@@ -1,9 +1,9 @@
 """The flags that the compilers are started with: see `spmdzero.backend.Flags`."""
 
 from spmdzero.backend.chips._flag_sets import ALWAYS, FLAG_SETS, flags_of, given_to_libtpu
-from spmdzero.backend.jax._disk_cache import KeptPrograms
-from spmdzero.backend.jax._execute import compilations
-from spmdzero.backend.jax._options import chosen, flags_for, of_cpu, of_tpu
+from spmdzero.backend.jax.graph._disk_cache import KeptPrograms
+from spmdzero.backend.jax.graph._execute import compilations
+from spmdzero.backend.jax.graph._options import chosen, flags_for, of_cpu, of_tpu
 
 __all__ = [
     "ALWAYS",

@@ -13,12 +13,12 @@ import torch
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as JaxSpec
 
-from spmdzero.backend.jax._dispatch import own_value, value_of
 from spmdzero.backend.jax._memory import ON_DEVICE, ON_HOST
-from spmdzero.backend.jax._operations import FETCH, KEEP_ON_HOST, MeshOp
-from spmdzero.backend.jax._tensor import LazyTensor, over
-from spmdzero.backend.jax._values import Space, record
 from spmdzero.backend.jax._versions import is_for_tpu, moved
+from spmdzero.backend.jax.graph._operations import FETCH, KEEP_ON_HOST, MeshOp
+from spmdzero.backend.jax.lazy._dispatch import own_value, value_of
+from spmdzero.backend.jax.lazy._tensor import LazyTensor, over
+from spmdzero.backend.jax.lazy._values import Space, record
 from spmdzero.backend.jax.mesh import DeviceMesh
 from spmdzero.backend.protocols._mesh import Mesh, PartitionSpec
 

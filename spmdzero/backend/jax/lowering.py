@@ -9,12 +9,12 @@ import torch
 from jax.sharding import NamedSharding, PartitionSpec
 
 from spmdzero.backend.jax import arrays, runtime
-from spmdzero.backend.jax._dispatch import value_of
-from spmdzero.backend.jax._donation import Arranged, arranged
-from spmdzero.backend.jax._execute import compilations
-from spmdzero.backend.jax._values import Space, Value
 from spmdzero.backend.jax._versions import wide_numbers
-from spmdzero.backend.jax._writes import write
+from spmdzero.backend.jax.graph._donation import Arranged, arranged
+from spmdzero.backend.jax.graph._execute import compilations
+from spmdzero.backend.jax.lazy._dispatch import value_of
+from spmdzero.backend.jax.lazy._values import Space, Value
+from spmdzero.backend.jax.lazy._writes import write
 from spmdzero.backend.jax.ops import jax_dtype
 
 

@@ -11,20 +11,21 @@ import numpy as np
 import torch
 from jax.sharding import NamedSharding
 
-from spmdzero.backend.jax import _host, _own
-from spmdzero.backend.jax._across import JaxAcross
-from spmdzero.backend.jax._cells import require_same
-from spmdzero.backend.jax._dispatch import own_value, value_of
-from spmdzero.backend.jax._execute import compilations
-from spmdzero.backend.jax._graph import mark_of
 from spmdzero.backend.jax._memory import rests_on_host
-from spmdzero.backend.jax._operations import MeshOp, spec_in_jax
-from spmdzero.backend.jax._slice import devices_by_host, within_sharing
-from spmdzero.backend.jax._tensor import LazyTensor, over
-from spmdzero.backend.jax._uploads import MOST_BYTES, Upload
-from spmdzero.backend.jax._values import Space, Value, record
 from spmdzero.backend.jax._versions import wide_numbers
-from spmdzero.backend.jax._writes import write
+from spmdzero.backend.jax.axes._slice import devices_by_host, within_sharing
+from spmdzero.backend.jax.graph._execute import compilations
+from spmdzero.backend.jax.graph._graph import mark_of
+from spmdzero.backend.jax.graph._operations import MeshOp, spec_in_jax
+from spmdzero.backend.jax.hosts import _own
+from spmdzero.backend.jax.hosts._across import JaxAcross
+from spmdzero.backend.jax.lazy import _host
+from spmdzero.backend.jax.lazy._cells import require_same
+from spmdzero.backend.jax.lazy._dispatch import own_value, value_of
+from spmdzero.backend.jax.lazy._tensor import LazyTensor, over
+from spmdzero.backend.jax.lazy._uploads import MOST_BYTES, Upload
+from spmdzero.backend.jax.lazy._values import Space, Value, record
+from spmdzero.backend.jax.lazy._writes import write
 from spmdzero.backend.protocols._mesh import REPLICATED, PartitionSpec
 from spmdzero.plan import Layout, MeshSpec, axes_of_region, names_of
 

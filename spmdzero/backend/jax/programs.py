@@ -9,12 +9,12 @@ import jax
 import torch
 
 from spmdzero.backend.jax import arrays
-from spmdzero.backend.jax._dispatch import value_of
-from spmdzero.backend.jax._execute import compilations
-from spmdzero.backend.jax._graph import Graph
-from spmdzero.backend.jax._listing import listing
-from spmdzero.backend.jax._options import of_devices
-from spmdzero.backend.jax._values import Scoped
+from spmdzero.backend.jax.graph._execute import compilations
+from spmdzero.backend.jax.graph._graph import Graph
+from spmdzero.backend.jax.graph._listing import listing
+from spmdzero.backend.jax.graph._options import of_devices
+from spmdzero.backend.jax.lazy._dispatch import value_of
+from spmdzero.backend.jax.lazy._values import Scoped
 from spmdzero.backend.jax.lowering import lowered, returned
 from spmdzero.errors import SpmdZeroUsageError
 

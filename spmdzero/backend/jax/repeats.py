@@ -8,18 +8,18 @@ from collections.abc import Callable, Hashable, Sequence
 import jax
 import torch
 
-from spmdzero.backend.jax._apart import apart
-from spmdzero.backend.jax._blame import UnloweredError
-from spmdzero.backend.jax._cells import Kept, pending_values
-from spmdzero.backend.jax._dispatch import own_values
-from spmdzero.backend.jax._donation import arranged
-from spmdzero.backend.jax._execute import compilations, compiled
-from spmdzero.backend.jax._generator import generator
-from spmdzero.backend.jax._replay import Replay
-from spmdzero.backend.jax._signature import Signature
-from spmdzero.backend.jax._tensor import over
-from spmdzero.backend.jax._values import Value
 from spmdzero.backend.jax.arrays import form_of
+from spmdzero.backend.jax.graph._blame import UnloweredError
+from spmdzero.backend.jax.graph._donation import arranged
+from spmdzero.backend.jax.graph._execute import compilations, compiled
+from spmdzero.backend.jax.graph._graph import Signature
+from spmdzero.backend.jax.graph._replay import Replay
+from spmdzero.backend.jax.hosts._apart import apart
+from spmdzero.backend.jax.lazy._cells import Kept, pending_values
+from spmdzero.backend.jax.lazy._dispatch import own_values
+from spmdzero.backend.jax.lazy._generator import generator
+from spmdzero.backend.jax.lazy._tensor import over
+from spmdzero.backend.jax.lazy._values import Value
 from spmdzero.backend.protocols._arrays import Form
 
 

@@ -16,17 +16,17 @@ from spmdzero.backend._traced import traced
 from spmdzero.backend.chips._chips import has_tpu_chips
 from spmdzero.backend.chips._torus import Torus
 from spmdzero.backend.hosts._watching import waiting
-from spmdzero.backend.jax import _cluster
-from spmdzero.backend.jax._cells import cells, pending_values
-from spmdzero.backend.jax._execute import compilations
-from spmdzero.backend.jax._execute import start as start_values
-from spmdzero.backend.jax._factories import register
-from spmdzero.backend.jax._forked import forks
-from spmdzero.backend.jax._generator import generator
-from spmdzero.backend.jax._slice import devices_by_host, torus_of
-from spmdzero.backend.jax._tensor import DEVICE
-from spmdzero.backend.jax._uploads import Upload
+from spmdzero.backend.jax.axes._slice import devices_by_host, torus_of
+from spmdzero.backend.jax.graph._execute import compilations
+from spmdzero.backend.jax.graph._execute import start as start_values
 from spmdzero.backend.jax.host_memory import programs_reach
+from spmdzero.backend.jax.hosts import _cluster
+from spmdzero.backend.jax.hosts._forked import forks
+from spmdzero.backend.jax.lazy._cells import cells, pending_values
+from spmdzero.backend.jax.lazy._factories import register
+from spmdzero.backend.jax.lazy._generator import generator
+from spmdzero.backend.jax.lazy._tensor import DEVICE
+from spmdzero.backend.jax.lazy._uploads import Upload
 from spmdzero.backend.jax.mesh import DeviceMesh
 from spmdzero.errors import SpmdZeroRuntimeError
 from spmdzero.plan import MeshSpec

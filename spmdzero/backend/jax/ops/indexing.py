@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from spmdzero.backend.jax._slice import by_positions, sharing_axes
+from spmdzero.backend.jax.axes._slice import by_positions, sharing_axes
 from spmdzero.backend.jax.ops._dtypes import cast, dtype_of, is_inexact, wide
 from spmdzero.backend.jax.ops._masked import is_mask, masked_put
 from spmdzero.backend.jax.ops._shapes import at, axis

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from spmdzero.backend.jax._slice import sharing_axes
 from spmdzero.backend.jax._versions import is_for_tpu
+from spmdzero.backend.jax.axes._slice import sharing_axes
 from spmdzero.backend.jax.ops._dtypes import (
     cast,
     dtype_of,

@@ -9,7 +9,7 @@ import jax.scipy.special as jsp
 import torch
 from jax import lax
 
-from spmdzero.backend.jax._slice import sharing_axes
+from spmdzero.backend.jax.axes._slice import sharing_axes
 from spmdzero.backend.jax.ops._dtypes import (
     cast,
     common,

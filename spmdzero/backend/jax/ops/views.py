@@ -7,8 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from spmdzero.backend.jax._slice import sharing_axes
 from spmdzero.backend.jax._versions import is_for_tpu
+from spmdzero.backend.jax.axes._slice import sharing_axes
 from spmdzero.backend.jax.ops._dtypes import cast, dtype_of, result_type
 from spmdzero.backend.jax.ops._shapes import at, axes, axis, clipped, filled
 from spmdzero.backend.jax.ops._table import lowers

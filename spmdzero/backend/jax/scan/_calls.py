@@ -9,7 +9,7 @@ from torch import nn
 
 from spmdzero._logging import log_once
 from spmdzero.backend._current import current, runtime
-from spmdzero.backend.jax._pending_block import made_real
+from spmdzero.backend.jax.lazy._pending_block import made_real
 from spmdzero.backend.jax.scan._body import Block, Body
 from spmdzero.backend.jax.scan._chain import Call, Chain
 from spmdzero.backend.jax.scan._parts import Form

@@ -13,7 +13,7 @@ from torch import nn
 from spmdzero.backend._current import current
 from spmdzero.backend._keys import draw_key
 from spmdzero.backend.forms._tree import found
-from spmdzero.backend.jax._pending_block import StandIn, followed_error
+from spmdzero.backend.jax.lazy._pending_block import StandIn, followed_error
 from spmdzero.backend.jax.scan._body import Body
 from spmdzero.backend.jax.scan._loop import Given, run
 from spmdzero.backend.jax.scan._parts import shards_of

@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import torch
 
-from spmdzero.backend.jax._dispatch import value_of
-from spmdzero.backend.jax._graph import Graph
-from spmdzero.backend.jax._graph_function import run_steps
-from spmdzero.backend.jax._merged_dims import LOOP, MergedDims
-from spmdzero.backend.jax._tensor import over
-from spmdzero.backend.jax._values import Space, record
+from spmdzero.backend.jax.axes._merged_dims import LOOP, MergedDims
+from spmdzero.backend.jax.graph._graph import Graph
+from spmdzero.backend.jax.graph._graph_function import run_steps
+from spmdzero.backend.jax.lazy._dispatch import value_of
+from spmdzero.backend.jax.lazy._tensor import over
+from spmdzero.backend.jax.lazy._values import Space, record
 from spmdzero.backend.jax.ops.matmul import in_loop
 from spmdzero.backend.jax.scan._parts import Form
 from spmdzero.backend.protocols._compiler import FoldedFunction

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.utils.stateless import _reparametrize_module
 
 from spmdzero.backend._current import arrays
-from spmdzero.backend.jax._factories import OwnFactories
-from spmdzero.backend.jax._quirks import JaxQuirks
+from spmdzero.backend.jax.lazy._factories import OwnFactories
+from spmdzero.backend.jax.lazy._quirks import JaxQuirks
 from spmdzero.backend.jax.scan._body import Block, Body
 from spmdzero.backend.jax.scan._parts import Form, shards_of
 from spmdzero.backend.jax.scan._run import Run

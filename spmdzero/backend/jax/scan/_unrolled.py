@@ -11,8 +11,8 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from spmdzero.backend.forms._tree import Skeleton, found
 from spmdzero.backend.forms._with_graph import gradients_with_graph
-from spmdzero.backend.jax._factories import OwnFactories
-from spmdzero.backend.jax._quirks import JaxQuirks
+from spmdzero.backend.jax.lazy._factories import OwnFactories
+from spmdzero.backend.jax.lazy._quirks import JaxQuirks
 from spmdzero.backend.replica._dispatch import RegionDispatch
 from spmdzero.backend.replica._gathered import GatheredAtUse
 from spmdzero.backend.replica._random import ReplicaRandom

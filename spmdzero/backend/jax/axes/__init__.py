@@ -1,0 +1,1 @@
+"""Tensors that the devices of a replica share, and where devices stand."""

@@ -1,0 +1,1 @@
+"""Several hosts: how their processes meet, and what each has for itself."""

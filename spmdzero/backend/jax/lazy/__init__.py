@@ -1,0 +1,1 @@
+"""Tensors whose operations are recorded: what torch, a script and autograd ask of them."""
