@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import spmdzero
 from spmdzero import utils
+from spmdzero.backend import current
 from spmdzero.engine._programs import Compiled
 from spmdzero.errors import SpmdZeroUsageError
 from tests.support import engines
@@ -239,10 +240,11 @@ def test_a_plain_backward_through_checkpointed_activations_trains_or_is_refused(
             return self.second(hidden.relu()).pow(2).mean()
 
     # A folded forward has all that its backward runs again; a traced one runs it in the region.
-    folded = start(Checkpointed())
-    folded(batch(0)).backward()
-    folded.step()
-    assert_trained_as(folded, expected({0: 1.0}))
+    if current().repeats is not None:
+        folded = start(Checkpointed())
+        folded(batch(0)).backward()
+        folded.step()
+        assert_trained_as(folded, expected({0: 1.0}))
     traced = start(Checkpointed(), spmd={"capture": False})
     with pytest.raises(SpmdZeroUsageError, match=r"engine\.backward\(loss\)"):
         traced(batch(0)).backward()

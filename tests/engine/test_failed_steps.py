@@ -166,6 +166,7 @@ class Failing(Mean):
         return super().forward(x)
 
 
+@pytest.mark.backends("jax")
 def test_an_error_of_another_engines_forward_comes_before_anything_of_the_step_is_spent() -> None:
     one, twin = start(), start()
     twin.module.load_state_dict(one.module.state_dict())

@@ -164,6 +164,7 @@ def test_each_choice_of_losses_trains_as_in_torch(way: Callable[..., None]) -> N
     assert_trained_as(engine, plain)
 
 
+@pytest.mark.backends("jax")
 def test_a_loss_has_one_backward_and_what_it_needs_may_not_be_written_before_it() -> None:
     engine = start(Heads(2), stage=2)
     first, second = engine(*batch(0, 2))

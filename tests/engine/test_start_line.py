@@ -108,7 +108,7 @@ def test_a_long_compile_is_announced_and_timed_once_for_each_program(
     with caplog.at_level(logging.INFO, "spmdzero"):
         for _ in range(2):
             step(engine)
-        lines = [r.message for r in caplog.records if "compil" in r.message]
+        lines = [r.message for r in caplog.records if r.message.startswith("compil")]
         caplog.clear()
         for _ in range(6):
             step(engine)
@@ -135,7 +135,7 @@ def test_a_short_compile_says_nothing(
     with caplog.at_level(logging.INFO, "spmdzero"):
         engine.backward(engine(torch.ones(8, 4)).square().mean())
         engine.step()
-    assert not caplog.records
+    assert not [r for r in caplog.records if r.message.startswith("compil")]
 
 
 def test_a_line_stands_by_itself_beside_a_progress_bar(
