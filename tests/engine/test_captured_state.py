@@ -274,7 +274,7 @@ def take_a_parameter(module: Masked) -> None:
     module.mask = module.layer.bias.detach()
 
 
-@pytest.mark.parametrize("way", map(row, WAYS))
+@pytest.mark.parametrize("way", [row(way) for way in WAYS])
 def test_a_tensor_attribute_on_the_devices_is_followed(way: str) -> None:
     run, decision = WAYS[way]
     engines = twins(Masked)
