@@ -15,7 +15,5 @@ def request_of(topology: str) -> dict[str, Any]:
         "cores": chips.chip.cores,
         "devices": chips.devices,
         "flags": {**_aot._LEAN, **flags.ALWAYS},
-        "stablehlo": True,
-        "input_shardings": {},
         "environment": dict(_aot._ENVIRONMENT),
     }
