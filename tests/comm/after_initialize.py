@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 import spmdzero
+from tests.comm.newest_names import gather_single, scatter_single
 from tests.support.processes import free_port
 
 CONFIG = {
@@ -26,8 +27,8 @@ def collectives(device: torch.device) -> dict[str, list[float]]:
     listed, whole, part = [torch.zeros_like(own)], torch.zeros_like(own), torch.zeros_like(own)
     summed, mean = own.clone(), own.clone()
     dist.all_gather(listed, own)
-    dist.all_gather_into_tensor(whole, own)
-    dist.reduce_scatter_tensor(part, own)
+    gather_single(whole, own)
+    scatter_single(part, own)
     dist.all_reduce(summed)
     dist.all_reduce(mean, op=dist.ReduceOp.AVG)
     dist.broadcast(own, src=0)

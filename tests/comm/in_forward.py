@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import sys
+import warnings
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ import torch.distributed as dist
 import torch.distributed.nn
 from torch import nn
 from torch.nn import functional as F
+
+from tests.comm.newest_names import gather_single
 
 ROWS, WIDTH, WORLD = 3, 5, 4
 
@@ -68,7 +71,7 @@ class OwnRowsInTheBuffer(Pair):
     def loss(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         rows, rank = len(other), dist.get_rank()
         others = torch.zeros(rows * dist.get_world_size(), other.shape[1], device=other.device)
-        dist.all_gather_into_tensor(others, other.detach())
+        gather_single(others, other.detach())
         others[rank * rows : (rank + 1) * rows] = other
         labels = torch.arange(rank * rows, (rank + 1) * rows, device=one.device)
         own = others[rows * rank : rows * rank + rows, :4]
@@ -263,4 +266,6 @@ def of_devices() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    # As pyproject.toml has it for pytest's own process.
+    warnings.filterwarnings("ignore", r"torch\.distributed\.nn\.functional\.", FutureWarning)
     print(json.dumps(of_ranks(sys.argv[2]) if sys.argv[1] == "ranks" else of_devices()))

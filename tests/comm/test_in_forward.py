@@ -1,6 +1,7 @@
 """Collectives of torch.distributed in a forward: devices hand each other rows, as ranks do."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +13,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import spmdzero
+from spmdzero.backend.replica import _group_methods
 from tests.comm.in_forward import MODELS, WORLD, gathered
 from tests.support.processes import run_python
 
 pytestmark = pytest.mark.backends("jax")
+GROUP = dist.ProcessGroup
 NAMES = [kind.__name__ for kind in MODELS]
 # fp32 sums of some hundred products, in another order than gloo's.
 CLOSE = {"rtol": 2e-5, "atol": 1e-6}
@@ -82,12 +85,18 @@ def sending(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def exchanging(x: torch.Tensor) -> torch.Tensor:
+    dist.all_to_all_single(torch.zeros_like(x), x.detach())
+    return x
+
+
 REFUSED = {
     branching: "can't have Python branch on it",
     read_from_a_list: r"Use torch.stack\(list\)\[rank\]",
     own_place_of_the_host: "every device puts its own rows in place 0",
     list_of_hosts: "given a list with 1 places, and 8 devices",
     sending: "none of them can send or receive alone",
+    exchanging: "none of them can send or receive alone",
 }
 
 
@@ -105,6 +114,14 @@ def test_what_one_program_cannot_do_is_refused_with_its_line(
     assert "test_in_forward.py:" in str(refused.value) or "in_forward.py:" in str(refused.value)
     # torch is as it was: outside of a forward the hosts are the ranks.
     assert (dist.get_rank(), dist.get_world_size()) == (0, 1)
+
+
+def test_each_method_of_torchs_group_that_starts_work_is_answered_or_refused() -> None:
+    methods = {name: getattr(GROUP, name).__doc__ or "" for name in dir(GROUP)}
+    working = {name for name, said in methods.items() if re.search(r"-> c10d[.:]+Work", said)}
+    # Those of torch's own tools.
+    left = {"_end_coalescing", "reconfigure"}
+    assert working - left <= {*_group_methods._ANSWERS, *_group_methods._REFUSED}
 
 
 def test_deepspeeds_names_mean_the_devices_too() -> None:

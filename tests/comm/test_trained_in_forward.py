@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import spmdzero
+from tests.comm.newest_names import functional_gather
 from tests.comm.trained_in_forward import MICRO, WIDTH, Towers, batches, by_engine, by_torch
 from tests.support.rows import marks_of
 
@@ -127,9 +128,7 @@ def engine_of(model: nn.Module, **config: Any) -> Any:
 
 
 def functional(x: torch.Tensor) -> torch.Tensor:
-    from torch.distributed import _functional_collectives
-
-    return _functional_collectives.all_gather_tensor(x, 0, dist.group.WORLD)
+    return functional_gather(x, 0, dist.group.WORLD)
 
 
 def by_ranks(x: torch.Tensor) -> torch.Tensor:

@@ -47,6 +47,8 @@ def _replaced(before: _Found, after: _Found) -> list[str]:
         if owner in owners and callable(value) and before.get((owner, name)) is not value
         # A method of a class, as Tensor.to, may have been that of its base.
         and not _of_torch_xla(value) and ((owner, name) in before or owner in _OF_C)
+        # Where torch keeps a class of its own from its first look for it on.
+        and not (isinstance(value, type) and before.get((owner, name)) is None)
     )  # fmt: skip
 
 

@@ -181,6 +181,9 @@ def _plus_one(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.float64) + torch.tensor([1.0]) + torch.as_tensor([1.0])
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit:DeprecationWarning", "ignore:.torch.jit.script. is dep:FutureWarning"
+)
 def test_torchscript_and_a_class_that_holds_it_take_it_for_torchs() -> None:
     assert torch.equal(_scripted()(torch.ones(1)), torch.full((1,), 3.0, dtype=torch.float64))
 
@@ -192,6 +195,5 @@ def test_torchscript_and_a_class_that_holds_it_take_it_for_torchs() -> None:
     assert inspect.unwrap(torch.tensor) == torch.tensor
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def _scripted() -> Callable[[torch.Tensor], torch.Tensor]:
     return torch.jit.script(_plus_one)

@@ -1,7 +1,6 @@
 """What a process of each backend is told, and whether it can be one."""
 
 import importlib.metadata
-import importlib.util
 import os
 
 # The instructions that JAX's XLA may use, as if of another processor: `make test-processors`.
@@ -17,14 +16,20 @@ _QUICK = "--xla_backend_optimization_level=0"
 _OLDER_EMITTER = f"{_QUICK} --xla_cpu_use_fusion_emitters=false"
 
 
+def installed(backend: str) -> bool:
+    """Whether a process can have it; imports nothing, and tells it in a process of the other."""
+    try:
+        importlib.metadata.version(backend)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
 def _jax_flags() -> str:
     """Newer versions have lost the older emitter; a flag that they don't know ends the process."""
     if _ISA:
         return f"{_QUICK} --xla_cpu_max_isa={_ISA}"
-    try:
-        has_it = importlib.metadata.version("jaxlib").startswith("0.7.")
-    except importlib.metadata.PackageNotFoundError:
-        has_it = False
+    has_it = installed("jaxlib") and importlib.metadata.version("jaxlib").startswith("0.7.")
     return _OLDER_EMITTER if has_it else _QUICK
 
 
@@ -46,8 +51,3 @@ def other_than(backend: str) -> str:
     """The one that this process is not of."""
     (other,) = VARIABLES.keys() - {backend}
     return other
-
-
-def installed(backend: str) -> bool:
-    """Whether a process can have it; imports nothing."""
-    return importlib.util.find_spec(backend) is not None

@@ -18,8 +18,9 @@ COLLECTIVES: tuple[Any, ...] = tuple(
         "allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_", "allgather_",
         "_allgather_base_", "allgather_coalesced_", "allgather_into_tensor_coalesced_", "gather_",
         "scatter_", "reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_",
-        "alltoall_", "alltoall_base_",
+        "alltoall_", "alltoall_base_", "gather_into_tensor_",
     )
+    if hasattr(_c10d, name)
 )  # fmt: skip
 # One host's tensors are the result already.
 _KEEPS = COLLECTIVES[:4]

@@ -114,11 +114,16 @@ _ANSWERS: dict[str, Callable[..., None]] = {
     "_reduce_scatter_base": _reduce_scatter_base,
     "reduce_scatter_tensor_coalesced": _reduce_scatter_bases,
     "barrier": _barrier,
+    # What torch 2.14 calls four of these.
+    "all_gather_single": _all_gather_base,
+    "all_gather_single_coalesced": _all_gather_bases,
+    "reduce_scatter_single": _reduce_scatter_base,
+    "reduce_scatter_single_coalesced": _reduce_scatter_bases,
 }
 # One of their ranks has what the others haven't, which one program for all replicas can't say.
 _REFUSED = (
     "reduce", "gather", "scatter", "alltoall", "alltoall_base", "send", "recv", "recv_anysource",
-    "monitored_barrier",
+    "monitored_barrier", "all_to_all_single", "gather_single", "gather_into_tensor",
 )  # fmt: skip
 
 
@@ -228,9 +233,11 @@ def _asking_devices(name: str, original: Callable[..., Any]) -> Callable[..., An
     return refuse
 
 
-# Each is what all public ones go through: functional collectives by the group's name, DTensors by
-# their place in a mesh, which a mesh that is made in the forward has not even got.
+# Each is what all public ones go through: functional collectives by their group (since torch 2.14)
+# or its name, DTensors by their place in a mesh, which a mesh that is made in the forward has not
+# even got.
 _OF_MESHES: tuple[tuple[Any, str, str], ...] = (
+    (_functional_collectives, "_resolve_group", "a functional collective"),
     (_functional_collectives, "_resolve_group_name", "a functional collective"),
     (device_mesh.DeviceMesh, "__init__", "a DeviceMesh"),
     (device_mesh.DeviceMesh, "get_coordinate", "a DTensor"),

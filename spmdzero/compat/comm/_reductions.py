@@ -15,6 +15,8 @@ from spmdzero.compat.comm._through_host import Done, run_on_host
 
 Group = dist.ProcessGroup | None
 Tensors = Sequence[torch.Tensor]
+# Newer torch deprecates the name `reduce_scatter_tensor`, which DeepSpeed still has.
+_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
 class ReduceOp(enum.Enum):
@@ -130,7 +132,7 @@ def reduce_scatter_tensor(
 
     def call(sources: list[torch.Tensor], targets: list[torch.Tensor], _: bool) -> Any:
         if current().in_region():
-            dist.reduce_scatter_tensor(targets[0], sources[0], known, group)
+            _scatter_single(targets[0], sources[0], known, group)
             return Done()
         # gloo has no reduce-scatter of its own.
         whole = sources[0].detach().clone().reshape(-1)

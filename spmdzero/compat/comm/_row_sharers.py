@@ -123,7 +123,9 @@ def _unsupported(name: str) -> Any:
 _UNSUPPORTED = """
     _allgather_base allgather_coalesced allgather_into_tensor_coalesced allreduce_coalesced reduce
     reduce_scatter _reduce_scatter_base reduce_scatter_tensor_coalesced alltoall_base gather scatter
-    send recv recv_anysource monitored_barrier
+    send recv recv_anysource monitored_barrier all_gather_single all_gather_single_coalesced
+    reduce_scatter_single reduce_scatter_single_coalesced all_to_all_single gather_single
+    gather_into_tensor
 """
 for _method in dotted(_UNSUPPORTED):
     setattr(RowSharers, _method, _unsupported(_method.strip("_")))
