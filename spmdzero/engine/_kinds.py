@@ -35,6 +35,7 @@ class Kind:
         batch: the batch sizes, which with the config decide the plan.
         groups: the ids of the parameters of each param group.
         numbers: the numbers of the groups that are constants of the program.
+        reset_at: the counts of updates that parameters' own counts start from, constants too.
         default: torch's default dtype.
         autocast: dtype of `torch.autocast` on the devices, None if it is off.
     """
@@ -46,6 +47,7 @@ class Kind:
     batch: BatchSizes
     groups: Hashable
     numbers: Hashable
+    reset_at: Hashable
     default: torch.dtype
     autocast: torch.dtype | None
 
@@ -73,6 +75,7 @@ class Kind:
             batch=training.batch,
             groups=tuple([tuple(map(id, group["params"])) for group in groups]),
             numbers=fixed_numbers(optimizer._rules, groups) if optimizer is not None else None,
+            reset_at=tuple(optimizer.reset_at.items()) if optimizer is not None else None,
             default=torch.get_default_dtype(),
             autocast=autocast_dtype(),
         )

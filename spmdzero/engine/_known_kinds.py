@@ -95,9 +95,9 @@ class KnownKinds:
         return None if torch.is_grad_enabled() else "autograd is off"
 
     def _look(self) -> ModuleWatch:
-        optimizer = self._training.optimizer
-        others = {"the optimizer's state": optimizer.state} if optimizer else {}
-        return ModuleWatch(self._training.module, others)
+        training = self._training
+        others = {"the optimizer's state": training.state.slots} if training.optimizer else {}
+        return ModuleWatch(training.module, others)
 
     @property
     def parameters(self) -> Sequence[torch.Tensor]:

@@ -66,9 +66,9 @@ class TrainedParameter:
     @torch.no_grad()
     def write_master(self, value: torch.Tensor) -> None:
         """Replaces the fp32 master, and the parameter itself, cast to its dtype."""
-        parameter, optimizer = self._trained()
+        parameter = self._trained()[0]
         value = self._like(value, self._shape).float()
-        master = optimizer.state[parameter].get("master")
+        master = self.training.state.slots[parameter].get("master")
         if master is not None:
             self._store(master, value, "master")
         self._store(parameter, value, "parameter")
@@ -139,13 +139,12 @@ class TrainedParameter:
 
     def _master(self) -> tuple[str, torch.Tensor]:
         """The weights that the optimizer updates, and their role: an fp32 parameter has no copy."""
-        parameter, optimizer = self._trained()
-        master = optimizer.state[parameter].get("master")
+        parameter = self._trained()[0]
+        master = self.training.state.slots[parameter].get("master")
         return ("parameter", parameter.detach()) if master is None else ("master", master)
 
     def _state(self, slot: str) -> torch.Tensor:
-        parameter, optimizer = self._trained()
-        states = optimizer.state[parameter]
+        states = self.training.state.slots[self._trained()[0]]
         if slot == "master" or slot not in states:
             kept = ", ".join(sorted(key for key in states if key != "master")) or "none"
             raise SpmdZeroUsageError(

@@ -329,8 +329,11 @@ def make_training(
         )
     )
     schedule = make_schedule(settings.scheduler, lr_scheduler, optimizer, groups)
-    if groups is not None and groups.client is not None and optimizer is not None:
-        take_over(groups.client, optimizer)
+    if groups is not None and optimizer is not None:
+        if groups.client is None:
+            optimizer.configured = groups.name
+        else:
+            take_over(groups.client, optimizer)
     if optimizer is not None and schedule is not None:
         optimizer.hold = ScheduleHold()
     forward = _forward(settings, gradients, rules, optimizer, plan, module=model, mesh=mesh)

@@ -30,7 +30,7 @@ def count_no_tpus() -> None:
 
 
 def name_rates_by_the_scripts_optimizer() -> None:
-    """Has `LearningRateMonitor` log `lr-SGD` for a script's SGD, as with DeepSpeed's optimizer.
+    """Has `LearningRateMonitor` log `lr-SGD` for a script's or a config's SGD, as with DeepSpeed.
 
     It names a rate by the class of the optimizer, and takes one that a schedule has as seen.
     """
@@ -39,6 +39,12 @@ def name_rates_by_the_scripts_optimizer() -> None:
     def find(original: Any, self: Any, optimizers: list[Any], *args: Any, **kwargs: Any) -> Any:
         named = [(isinstance(o, ZeroOptimizer) and o.given) or o for o in optimizers]
         return original(self, named, *args, **kwargs)
+
+    @in_place_of(LearningRateMonitor, "_check_duplicates_and_update_name")
+    def update(original: Any, self: Any, optimizer: Any, name: str, *args: Any) -> Any:
+        if isinstance(optimizer, ZeroOptimizer) and name == f"lr-{type(optimizer).__name__}":
+            name = f"lr-{optimizer.configured}"
+        return original(self, optimizer, name, *args)
 
 
 def make_one_file_of_saved_folders() -> None:

@@ -18,10 +18,12 @@ class NamedAsDeepSpeeds(torch.optim.Optimizer):
     Attributes:
         scaler: the rules of fp16's loss scale, None without one.
         given: the optimizer that was passed to `initialize`, None for the config's.
+        configured: the type of the config's optimizer, such as ``"AdamW"``, None for a passed one.
     """
 
     scaler: LossScaler | None
     given: torch.optim.Optimizer | None = None
+    configured: str | None = None
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:

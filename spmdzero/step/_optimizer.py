@@ -2,8 +2,7 @@
 
 import inspect
 import math
-from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from spmdzero.plan import Role
 from spmdzero.precision import LossScaler, PrecisionPolicy
 from spmdzero.step._autograd import autograd_grad
 from spmdzero.step._boundary import Boundary, MemberGroup
+from spmdzero.step._client_states import Count, States
 from spmdzero.step._deepspeed_names import NamedAsDeepSpeeds
 from spmdzero.step._folds import Folds
 from spmdzero.step._gradients import GradientStore
@@ -36,8 +36,9 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
 
     `param_groups` work as in torch, so any `torch.optim.lr_scheduler` can drive it; numbers of a
     group reach the device as data and never recompile. `state[p]` holds the optimizer's slots and,
-    if the parameter is not fp32, its ``"master"``, as global tensors that live sharded. Cleared
-    states start anew with the next step, as in torch; masters stay.
+    if the parameter is not fp32, its ``"master"``, as global tensors that live sharded, and the
+    count of its updates as ``"step"``. Cleared states start anew with the next step, as in torch;
+    masters stay.
 
     Args:
         param_groups: the groups with parameters on the device; they are kept, not copied.
@@ -71,8 +72,11 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
         finite: Callable[[], torch.Tensor | None],
         scaler: LossScaler | None = None,
     ) -> None:
+        self.reset_at: dict[str, int] = {}
         # torch's constructor uses `state`.
         self._held, self._slots = held, held.slots
+        self._counts: dict[torch.Tensor, Count] = {}
+        self._states: MutableMapping[torch.Tensor, Any] = States(self._slots, self._counts)
         # DeepSpeed's Muon, the optimizer of two rules, has no defaults either.
         super().__init__(param_groups, dict(rules[0].defaults) if len(set(rules)) == 1 else {})
         self._planned = True
@@ -90,7 +94,6 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
         held.upload("counter/skipped", torch.zeros((), dtype=torch.int32))
         self.scaler = scaler
         self.folds = Folds()
-        self.reset_at: dict[str, int] = {}
         self._masters: dict[torch.Tensor, torch.Tensor] = {}
         # The ids in a form stay valid, as `held` keeps the parameters alive.
         self._boundaries: dict[Hashable, Boundary] = {}
@@ -102,7 +105,7 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
                     self._allocate(parameter, rule, group)
 
         # Plain SGD keeps no state.
-        self._stateful = {p for p, state in self.state.items() if state}
+        self._stateful = {p for p, state in self._slots.items() if state}
 
     @property
     def grad_norm(self) -> torch.Tensor | None:
@@ -146,23 +149,24 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
         return self._held.trained(self.param_groups)
 
     @property
-    def state(self) -> defaultdict[torch.Tensor, Any]:  # type: ignore[override]
-        """Parameter -> its states by slot: the same dict for the optimizer's whole life.
+    def state(self) -> MutableMapping[torch.Tensor, Any]:  # type: ignore[override]
+        """Parameter -> its states: the same mapping for the optimizer's whole life.
 
-        An assigned dict is copied into that dict, in which a captured step finds its tensors.
+        An assigned dict is copied into it, in which a captured step finds its tensors.
         """
-        return self._slots
+        return self._states
 
     @state.setter
-    def state(self, value: dict[torch.Tensor, Any]) -> None:
-        if value is not self._slots:
-            self._slots.clear()
-            self._slots.update(value)
+    def state(self, value: Mapping[torch.Tensor, Any]) -> None:
+        if value is not self._states:
+            given = dict(value)
+            self._states.clear()
+            self._states.update(given)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # A copy or a pickle belongs to no training, and has only its states.
         rest = dict(state)
-        self._slots = rest.pop("state")
+        self._states = rest.pop("state")
         super().__setstate__(rest)
 
     @torch.no_grad()
@@ -173,7 +177,7 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
         """
         if self._form() == self._whole:
             return
-        missing = {parameter for parameter in self._stateful if not self.state.get(parameter)}
+        missing = {parameter for parameter in self._stateful if not self._slots.get(parameter)}
         if not missing:
             self._whole = self._form()
             return
@@ -239,7 +243,9 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
     def _allocate(self, parameter: nn.Parameter, rule: UpdateRule, group: dict[str, Any]) -> None:
         name, plan, mesh = self._held.names[parameter], self._held.plan, self._held.mesh
         tensor = plan[name]
-        state = self.state[parameter]
+        state = self._slots[parameter]
+        if rule.counts:
+            self._counts[parameter] = Count(self._held, name, self.reset_at)
         if tensor.placement(Role.MASTER) is not None:
             # A master has more digits than the parameter, and is no state in torch, so it stays.
             if parameter not in self._masters:
@@ -282,7 +288,7 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
         states = {
             f"{slot}/{name}": tensor
             for name, parameter in trained
-            for slot, tensor in self.state[parameter].items()
+            for slot, tensor in self._slots[parameter].items()
         }
         counters = ("counter/applied", "counter/skipped")
         return parameters | states | {name: held[name] for name in counters}
@@ -331,11 +337,11 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
         return Member(
             name=name,
             dtype=parameter.dtype,
-            slots=tuple(self.state[parameter]),
+            slots=tuple(self._slots[parameter]),
             reset_at=self.reset_at.get(name, 0),
             layout=plan.at_rest(f"gradient/{name}"),
             at_rest=plan.at_rest(f"parameter/{name}"),
-            on_host=tuple(s for s in self.state[parameter] if plan.at_rest(f"{s}/{name}").on_host),
+            on_host=tuple(s for s in self._slots[parameter] if plan.at_rest(f"{s}/{name}").on_host),
         )
 
     @torch.no_grad()
@@ -350,7 +356,7 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
         for parameter in self._trainable():
             if written is not None and parameter not in written:
                 continue
-            master, name = self.state[parameter].get("master"), held.names[parameter]
+            master, name = self._slots[parameter].get("master"), held.names[parameter]
             held.mesh.lay(parameter, held.plan.at_rest(f"parameter/{name}"))
             if master is not None:
                 held.write(f"master/{name}", self._master_of(parameter), known=master)
@@ -360,7 +366,7 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
         """Updates the masters of parameters that a forward wrote, see `master_of_written`."""
         for parameter in self._trainable():
             held, name = self._held, self._held.names[parameter]
-            master = self.state[parameter].get("master")
+            master = self._slots[parameter].get("master")
             if name in written and master is not None:
                 layout = held.plan.at_rest(f"master/{name}")
                 new = master_of_written(held.mesh, parameter, master, layout)

@@ -13,11 +13,12 @@ from spmdzero.backend import arrays, runtime, undistributed
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import UpdateRule
 from spmdzero.precision import LossScaler
+from spmdzero.step._client_states import STEP
 from spmdzero.step._numbers import take_over_numbers
 from spmdzero.step._state import State
 
-_STEP, _SCALER = "step", "loss_scaler"
-"""Key of the count of updates in a parameter's state, as in torch; key of fp16's scale."""
+_SCALER = "loss_scaler"
+"""Key of fp16's scale."""
 
 _Saved = Mapping[str, Any]
 
@@ -54,7 +55,7 @@ class WholeStates:
             for group in self.groups
         ]
         states = {
-            number_of[parameter]: {_STEP: count - self.reset_at.get(names[parameter], 0)}
+            number_of[parameter]: {STEP: count - self.reset_at.get(names[parameter], 0)}
             | {
                 slot: _on_host(tensor, self._own_shape(parameter, slot))
                 for slot, tensor in held.slots[parameter].items()
@@ -77,7 +78,7 @@ class WholeStates:
         states, groups = _states_by_name(saved, ordered)
         members = {names[parameter]: parameter for parameter in held.trained(self.groups)}
         states = {name: state for name, state in states.items() if name in members}
-        counts = {name: int(state[_STEP]) for name, state in states.items() if _STEP in state}
+        counts = {name: int(state[STEP]) for name, state in states.items() if STEP in state}
         applied = held["counter/applied"]
         if counts:
             count = max(counts.values())
@@ -87,7 +88,7 @@ class WholeStates:
         for name, state in states.items():
             parameter = members[name]
             shapes = {slot: self._own_shape(parameter, slot) for slot in held.slots[parameter]}
-            _require_fits(name, state, shapes, beside=("master", _STEP))
+            _require_fits(name, state, shapes, beside=("master", STEP))
         # The places of a tensor's parts are known only after it is computed.
         runtime.sync()
         runtime.wait()

@@ -114,6 +114,25 @@ def test_masters_keep_their_digits_when_states_are_cleared() -> None:
     assert not torch.equal(before, before.bfloat16().float())
 
 
+@pytest.mark.parametrize("run", [one_call, three_calls])
+def test_loaded_counts_reach_a_step_that_is_not_traced_anymore(run: Any) -> None:
+    engine, other = _engine(), _engine()
+    for rows in ROWS[:5]:
+        run(engine, rows)
+        run(other, rows)
+    saved = engine.optimizer.state_dict()
+    # Biases keep their moments and count from 1.
+    for number in (1, 3):
+        saved["state"][number]["step"] = torch.tensor(1.0)
+    engine.optimizer.load_state_dict(saved)
+    fresh = _engine()
+    fresh.module.load_state_dict(other.module.state_dict())
+    fresh.optimizer.load_state_dict(saved)
+    run(engine, ROWS[5])
+    run(fresh, ROWS[5])
+    assert_trained_as(engine, fresh.module.cpu())
+
+
 def test_what_was_reset_apart_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     engine = _engine()
     three_calls(engine, *ROWS[:5])

@@ -18,9 +18,12 @@ spmdzero.integrations.install()
 import lightning
 import torch
 from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, MetricCollection
+
+from spmdzero.integrations.lightning import SpmdZeroStrategy
 
 inputs = torch.randn(96, 8, generator=torch.Generator().manual_seed(0))
 ROWS = TensorDataset(inputs, inputs.sum(1, keepdim=True))
@@ -195,10 +198,10 @@ def trained(module: Base, **options: Any) -> lightning.Trainer:
     torch.manual_seed(0)
     # Afresh, with this seed.
     module.body = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+    told: dict[str, Any] = {"accelerator": "cpu", "strategy": "spmdzero", "logger": False}
     trainer = lightning.Trainer(
-        max_epochs=module.epochs, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
-        **({"accelerator": "cpu", "strategy": "spmdzero"} | module.options | options),
+        max_epochs=module.epochs, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, **(told | module.options | options),
     )  # fmt: skip
     trainer.fit(module, DataLoader(ROWS, batch_size=16))
     return trainer
@@ -221,7 +224,29 @@ def after_training(name: str) -> dict[str, Any]:
     }
 
 
+def names_of_rates(folder: str, *, schedule: bool) -> list[str]:
+    """What `LearningRateMonitor` calls the rates of a DeepSpeed config's optimizer."""
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 8,
+        "optimizer": {"type": "SGD", "params": {"lr": 1e-2}},
+    }
+    if schedule:
+        config["scheduler"] = {"type": "WarmupLR", "params": {"warmup_num_steps": 2}}
+    monitor = LearningRateMonitor()
+    trained(
+        Base(),
+        strategy=SpmdZeroStrategy(config=config),
+        callbacks=[monitor],
+        logger=CSVLogger(folder),
+        limit_train_batches=2,
+    )
+    return [*monitor.lrs]
+
+
 def outcome(name: str) -> Any:
+    if name.startswith("named:"):
+        _, folder, schedule = name.split(":")
+        return names_of_rates(folder, schedule=schedule == "True")
     if name.startswith("after:"):
         return after_training(name.removeprefix("after:"))
     options = json.loads(name) if name.startswith("{") else {}

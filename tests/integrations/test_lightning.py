@@ -167,6 +167,13 @@ def test_what_steps_do_beside_training_is_done_with_the_rows_of_all_devices():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("schedule", [False, True])
+def test_rates_of_a_configs_optimizer_have_its_name(schedule: bool, tmp_path: Path):
+    seen = features(f"named:{tmp_path}:{schedule}", devices=2)
+    assert [*seen.values()] == [["lr-SGD"]]
+
+
+@pytest.mark.slow
 def test_what_can_not_work_says_what_does():
     wanted = {
         "ComputesWithMetric": "SpmdZeroUsageError: the step computes with what self.squared",
