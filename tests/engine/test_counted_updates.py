@@ -12,6 +12,8 @@ from torch import nn
 import spmdzero
 from tests.support.engines import assert_trained_as, one_call, start, three_calls
 
+pytestmark = pytest.mark.backends("jax", "torch_xla")
+
 ROWS = torch.randn(9, 8, 4, generator=torch.Generator().manual_seed(0))
 LR = 0.05
 
