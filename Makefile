@@ -170,8 +170,8 @@ test-newest: newest-python
 	@echo "Installing spmdzero with the newest torch and JAX into .venv-newest: 6 GB, 10 minutes, the first time"
 	@$(PIP_INSTALL:$(BIN)%=$(NEWEST_BIN)%) --upgrade -e '.[jax]' torch 'jax[tpu]' transformers accelerate pytest pytest-xdist hypothesis expecttest
 	@$(NEWEST_BIN)/python -c 'import sys, torch, jax; print("Python", sys.version.split()[0], "torch", torch.__version__, "jax", jax.__version__)'
-	SPMDZERO_BACKEND=jax $(NEWEST_PYTEST) --suite=test $(OF_CLIENTS:%=--ignore-glob='*%')
-	SPMDZERO_BACKEND=jax $(NEWEST_PYTEST) tests/audit tests/checkpoint tests/hosts
+	failed=0; SPMDZERO_BACKEND=jax $(NEWEST_PYTEST) --suite=test $(OF_CLIENTS:%=--ignore-glob='*%') || failed=1; \
+	SPMDZERO_BACKEND=jax $(NEWEST_PYTEST) tests/audit tests/checkpoint tests/hosts || failed=1; exit $$failed
 
 lint: .venv/installed
 	$(BIN)/ruff check

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from typer.testing import CliRunner
 
 import spmdzero
@@ -17,7 +16,7 @@ from spmdzero.backend import current
 from spmdzero.cli import app
 from tests.audit.models import (
     GLOBAL,
-    WIDTH,
+    AnyWidth,
     ReadsValue,
     RunsOnCpu,
     Sound,
@@ -52,10 +51,6 @@ def test_a_sound_engine_has_no_problem() -> None:
 
 
 def test_what_recompiled_is_told_with_its_input() -> None:
-    class AnyWidth(Sound):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(F.pad(x, (0, WIDTH - x.shape[1])))
-
     data = [x[:, :width] for x, width in zip(batches(3), (64, 64, 40), strict=True)]
     diagnosis = train(engine_of(AnyWidth(hidden=104), config()), data)
     (check,) = diagnosis.of("recompilation")

@@ -12,6 +12,7 @@ from tests.audit.models import (
     HIDDEN,
     ROWS,
     WIDTH,
+    AnyWidth,
     GrowsByItself,
     MixesRows,
     NoNorm,
@@ -174,12 +175,8 @@ def test_a_state_that_is_written_in_place_is_donated(monkeypatch: pytest.MonkeyP
 
 class TestRecompilation:
     def test_another_width_is_named_with_both_shapes(self) -> None:
-        class Any(Sound):
-            def forward(self, x: torch.Tensor) -> torch.Tensor:
-                return super().forward(F.pad(x, (0, WIDTH - x.shape[1])))
-
         data = [x[:, :width] for x, width in zip(batches(4), (64, 64, 48, 32), strict=True)]
-        report = spmdzero.audit(engine_of(Any(), config()), data)
+        report = spmdzero.audit(engine_of(AnyWidth(), config()), data)
         (finding,) = report.findings
         assert finding.name == "recompilation"
         assert finding.subject == "the program of a step's last micro-batch"

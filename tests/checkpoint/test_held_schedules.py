@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import spmdzero
 from spmdzero.formats import Conversion, convert
+from tests.support import engines
 from tests.support.bounds import rounded
 
 BATCH = torch.ones(8, 4)
@@ -29,26 +29,19 @@ PRECISIONS: dict[str, dict[str, Any]] = {
 }
 
 
-class Mean(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.line = nn.Linear(4, 4)
-
+class Mean(engines.Mean):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.line(x.to(self.line.weight.dtype)).float().mean()
+        return super().forward(x.to(self.line.weight.dtype))
 
 
 def start(precision: str, *, schedule: bool = True) -> spmdzero.Engine:
     warmup = {"warmup_num_steps": 100, "warmup_max_lr": 1.0, "warmup_type": "linear"}
     settings = {
-        "train_micro_batch_size_per_gpu": 1,
         "gradient_clipping": 0.0,
         "optimizer": {"type": "SGD", "params": {"lr": 0.5}},
         "zero_allow_untested_optimizer": True,
-        "zero_optimization": {"stage": 2},
     } | ({"scheduler": {"type": "WarmupLR", "params": warmup}} if schedule else {})
-    config = settings | PRECISIONS[precision]
-    return spmdzero.initialize(model=Mean(), config=config)[0]
+    return engines.start(Mean(), **settings | PRECISIONS[precision])
 
 
 def step(engine: spmdzero.Engine, factor: float) -> None:

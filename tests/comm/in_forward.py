@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +22,17 @@ from torch.nn import functional as F
 from tests.comm.newest_names import gather_single
 
 ROWS, WIDTH, WORLD = 3, 5, 4
+
+
+class Asking(nn.Module):
+    """A model whose forward calls `ask` with its output; it keeps a world size of hosts."""
+
+    def __init__(self, ask: Callable[[torch.Tensor], torch.Tensor], width: int) -> None:
+        super().__init__()
+        self.layer, self.ask, self.world_size = nn.Linear(width, width), ask, 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.ask(self.layer(x)).sum()
 
 
 class Pair(nn.Module):

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import spmdzero
 from spmdzero.backend.replica import _group_methods
-from tests.comm.in_forward import MODELS, WORLD, gathered
+from tests.comm.in_forward import MODELS, WORLD, Asking, gathered
 from tests.support.processes import run_python
 
 pytestmark = pytest.mark.backends("jax")
@@ -48,17 +47,6 @@ def test_losses_and_gradients_are_those_of_ranks(
         np.testing.assert_allclose(loss, expected, **CLOSE)
         for own, their in zip(gradients, theirs, strict=True):
             np.testing.assert_allclose(own, their, **CLOSE)
-
-
-class Asking(nn.Module):
-    """A model whose forward calls `ask` with its output."""
-
-    def __init__(self, ask: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.layer, self.ask, self.world_size = nn.Linear(4, 4), ask, 1
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.ask(self.layer(x)).sum()
 
 
 def branching(x: torch.Tensor) -> torch.Tensor:
@@ -102,7 +90,7 @@ REFUSED = {
 
 def engine_of(ask: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"}}
-    return spmdzero.initialize(model=Asking(ask), config=config)[0]
+    return spmdzero.initialize(model=Asking(ask, 4), config=config)[0]
 
 
 @pytest.mark.parametrize("ask", REFUSED, ids=lambda ask: ask.__name__)

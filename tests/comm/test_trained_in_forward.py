@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import spmdzero
+from tests.comm.in_forward import Asking
 from tests.comm.newest_names import functional_gather
 from tests.comm.trained_in_forward import MICRO, WIDTH, Towers, batches, by_engine, by_torch
 from tests.support.rows import marks_of
@@ -101,7 +102,11 @@ def test_a_plain_backward_that_runs_python_is_refused(forward: str) -> None:
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return x / largest.item()
 
-    model = Towers(whole=False, checkpointed="other") if forward == "checkpointed" else Asking(ask)
+    model = (
+        Towers(whole=False, checkpointed="other")
+        if forward == "checkpointed"
+        else Asking(ask, WIDTH)
+    )
     # A folded forward has all that its backward runs again.
     traced = {"spmd": {"capture": False}} if forward == "checkpointed" else {}
     engine = engine_of(model, **traced)
@@ -109,17 +114,6 @@ def test_a_plain_backward_that_runs_python_is_refused(forward: str) -> None:
     loss = engine(*given) if forward == "checkpointed" else engine(given[0])
     with pytest.raises(spmdzero.SpmdZeroUsageError, match=r"Call engine\.backward\(loss\)"):
         loss.backward()
-
-
-class Asking(nn.Module):
-    """A model whose forward calls `ask` with its output."""
-
-    def __init__(self, ask: Any) -> None:
-        super().__init__()
-        self.layer, self.ask = nn.Linear(WIDTH, WIDTH), ask
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.ask(self.layer(x)).sum()
 
 
 def engine_of(model: nn.Module, **config: Any) -> Any:
@@ -148,7 +142,7 @@ REFUSED = {functional: "a functional collective", by_ranks: "a functional", made
 @pytest.mark.parametrize("ask", REFUSED, ids=lambda ask: ask.__name__)
 def test_groups_of_hosts_are_refused_with_the_line(ask: Any) -> None:
     with pytest.raises(spmdzero.ReplicaRegionError, match=REFUSED[ask]) as refused:
-        engine_of(Asking(ask))(torch.randn(DEVICES * MICRO, WIDTH))
+        engine_of(Asking(ask, WIDTH))(torch.randn(DEVICES * MICRO, WIDTH))
     assert "test_trained_in_forward.py:" in str(refused.value)
 
 
@@ -163,7 +157,7 @@ def test_a_dtensor_over_hosts_is_refused_with_the_line() -> None:
         return DTensor.from_local(x, mesh, [Shard(0)]).redistribute(mesh, [Replicate()]).to_local()
 
     with pytest.raises(spmdzero.ReplicaRegionError, match="a DTensor in a forward") as refused:
-        engine_of(Asking(ask))(torch.randn(DEVICES * MICRO, WIDTH))
+        engine_of(Asking(ask, WIDTH))(torch.randn(DEVICES * MICRO, WIDTH))
     assert "test_trained_in_forward.py:" in str(refused.value)
 
 
@@ -172,7 +166,7 @@ def test_a_mesh_whose_devices_share_rows_is_refused(axis: str) -> None:
     mesh = {"mesh": {"fsdp": -1, axis: 2}}
     if axis == "tensor":
         mesh["partition"] = {"layer.weight": "column"}
-    engine = engine_of(Asking(lambda x: dist.nn.all_reduce(x)), spmd=mesh)
+    engine = engine_of(Asking(lambda x: dist.nn.all_reduce(x), WIDTH), spmd=mesh)
     x = torch.randn(DEVICES // 2 * MICRO, WIDTH)
     with pytest.raises(spmdzero.ReplicaRegionError, match=f'a mesh with "{axis}": 2'):
         engine(x)

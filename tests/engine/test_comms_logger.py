@@ -11,6 +11,7 @@ import torch
 import spmdzero
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.profiling import comms
+from tests.support.engines import start
 
 pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
 
@@ -19,16 +20,12 @@ BYTES = WIDTH * WIDTH * 4
 
 
 def engine_with(**comms_logger: object) -> spmdzero.Engine:
-    config = {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 3,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-        "zero_optimization": {"stage": 2},
-        "comms_logger": {"enabled": True, **comms_logger},
-        "memory_breakdown": True,
-    }
-    model = torch.nn.Linear(WIDTH, WIDTH, bias=False)
-    return spmdzero.initialize(model=model, config=config)[0]
+    return start(
+        torch.nn.Linear(WIDTH, WIDTH, bias=False),
+        gradient_accumulation_steps=3,
+        comms_logger={"enabled": True, **comms_logger},
+        memory_breakdown=True,
+    )
 
 
 def train_one_step(engine: spmdzero.Engine) -> None:

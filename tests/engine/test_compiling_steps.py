@@ -5,26 +5,17 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from torch import nn
 
 import spmdzero
 from spmdzero.engine._compiling import difference
 from spmdzero.engine._programs import Call, Compiled, ProgramLog
 from tests.engine.captured import make_engine
+from tests.support.engines import Squares
 
 pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
 
 ROWS, WIDTH = 16, 12
 Step = Callable[[spmdzero.Engine, int], torch.Tensor]
-
-
-class Summed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.body(x).square().mean()
 
 
 def slice_on_the_devices(engine: spmdzero.Engine, index: int) -> torch.Tensor:
@@ -50,7 +41,7 @@ SLICED = f"{FILE}:{slice_on_the_devices.__code__.co_firstlineno + 2}"
 
 
 def run(step: Step, count: int) -> Iterator[spmdzero.Engine]:
-    engine = make_engine(Summed())
+    engine = make_engine(Squares(WIDTH))
     for index in range(count):
         engine.backward(step(engine, index))
         engine.step()
@@ -92,7 +83,7 @@ def test_a_loop_of_a_few_shapes_is_told_nothing(caplog: pytest.LogCaptureFixture
 def test_a_ledger_of_each_step_is_not_the_scripts_doing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    engine = make_engine(Summed())
+    engine = make_engine(Squares(WIDTH))
     for _ in range(8):
         with spmdzero.record_ledgers(engine):
             engine.backward(engine(torch.ones(ROWS, WIDTH)))

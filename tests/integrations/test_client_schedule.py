@@ -9,24 +9,15 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._initialize import initialize_for_client
-from tests.support.engines import config
+from tests.support.engines import Squares, config
 
 pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
-
-
-class Squares(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x).square().mean()
 
 
 def trained(batches: list[torch.Tensor], *, asks_after: int | None) -> tuple[Any, LambdaLR]:
     """A model after a step with each batch; the count of skipped steps is read after one."""
     torch.manual_seed(0)
-    model = Squares()
+    model = Squares(8)
     engine, optimizer, *_ = initialize_for_client(
         model=model,
         optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),

@@ -10,6 +10,7 @@ import transformers
 import spmdzero
 from spmdzero.backend import current
 from spmdzero.errors import SpmdZeroRuntimeError
+from tests.support.engines import start
 
 pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
 
@@ -55,15 +56,13 @@ def tiny(family: str, experts: str | None = IMPLEMENTATION) -> transformers.PreT
 
 
 def engine_of(model: torch.nn.Module, **spmd: Any) -> spmdzero.Engine:
-    config = {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_clipping": 0.0,
-        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
-        "zero_optimization": {"stage": 2},
-        "zero_allow_untested_optimizer": True,
-        "spmd": spmd,
-    }
-    return spmdzero.initialize(model=model, config=config)[0]
+    return start(
+        model,
+        gradient_clipping=0.0,
+        optimizer={"type": "SGD", "params": {"lr": 0.1}},
+        zero_allow_untested_optimizer=True,
+        spmd=spmd,
+    )
 
 
 def plain_losses(model: Any, steps: int) -> list[float]:

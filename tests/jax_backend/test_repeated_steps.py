@@ -12,6 +12,7 @@ from spmdzero.backend.jax.lazy._dispatch import value_of
 from spmdzero.backend.jax.lazy._values import Value
 from spmdzero.backend.jax.region import JaxGathering
 from tests.support.contract import make_batch, make_model
+from tests.support.engines import start
 
 DEVICE = torch.device("xla", 0)
 
@@ -61,12 +62,7 @@ def test_what_a_folded_function_marked_is_not_marked_again(mesh: Mesh) -> None:
 
 
 def trained(steps: int) -> spmdzero.Engine:
-    config = {
-        "train_micro_batch_size_per_gpu": 1,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-        "zero_optimization": {"stage": 2},
-    }
-    engine, *_ = spmdzero.initialize(model=make_model(), config=config)
+    engine = start(make_model())
     train(engine, steps)
     return engine
 

@@ -13,6 +13,7 @@ from spmdzero.backend import arrays, counters, current, flags
 from spmdzero.errors import ReplicaRegionError
 from spmdzero.hlo import parse
 from tests.engine.test_trajectories import CASES, assert_follows
+from tests.support.engines import start
 from tests.support.trajectory import case_of, recording, run
 
 ROWS = 32
@@ -30,16 +31,8 @@ class Regression(nn.Module):
 
 
 def engine_of(model: nn.Module, *, stage: int = 2, **config: object) -> spmdzero.Engine:
-    engine, *_ = spmdzero.initialize(
-        model=model,
-        config={
-            "train_micro_batch_size_per_gpu": 4,
-            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-            "zero_optimization": {"stage": stage},
-            **config,
-        },
-    )
-    return engine
+    rows = {"train_micro_batch_size_per_gpu": ROWS // 8}
+    return start(model, **rows | {"zero_optimization": {"stage": stage}} | config)
 
 
 def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -24,6 +24,17 @@ class Mean(nn.Module):
         return self.line(x).float().mean()
 
 
+class Squares(nn.Module):
+    """`[rows, width]` -> the mean of a linear layer's squares, as a loss."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.line = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.line(x.to(self.line.weight.dtype)).float().square().mean()
+
+
 def config(**more: Any) -> dict[str, Any]:
     """AdamW at stage 2 with a row for each device; `more` takes the place of keys."""
     return {

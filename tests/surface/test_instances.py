@@ -20,19 +20,10 @@ PRECISIONS: dict[str, dict[str, Any]] = {
 SGD = {"type": "SGD", "params": {"lr": 0.5}}
 
 
-class Squares(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.line = nn.Linear(64, 64)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.line(x.to(self.line.weight.dtype)).float().pow(2).mean()
-
-
 def start(**more: Any) -> Any:
+    torch.manual_seed(0)
     sgd = {"optimizer": SGD, "zero_allow_untested_optimizer": True}
-    return engines.start(Squares(), **sgd | more)
+    return engines.start(engines.Squares(64), **sgd | more)
 
 
 def batch() -> torch.Tensor:
