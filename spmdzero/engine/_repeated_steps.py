@@ -87,6 +87,7 @@ class RepeatedSteps:
         alive, key = self._key(backward, beginning, boundary=boundary)
         seen = key in self._known
         if not seen:
+            self._launching.programs.compiling.look(beginning.text)
             with self._launching.compiling(kind):
                 self._remember(key, self._build(beginning, backward, alive, boundary=boundary))
         known = self._known[key]

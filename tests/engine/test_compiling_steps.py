@@ -12,7 +12,7 @@ from spmdzero.engine._programs import Call, Compiled, ProgramLog
 from tests.engine.captured import make_engine
 from tests.support.engines import Squares
 
-pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+pytestmark = pytest.mark.backends("jax", "torch_xla")
 
 ROWS, WIDTH = 16, 12
 Step = Callable[[spmdzero.Engine, int], torch.Tensor]

@@ -12,7 +12,8 @@ from spmdzero.backend.jax.arrays import form_of
 from spmdzero.backend.jax.graph._blame import UnloweredError
 from spmdzero.backend.jax.graph._donation import arranged
 from spmdzero.backend.jax.graph._execute import compilations, compiled
-from spmdzero.backend.jax.graph._graph import Signature
+from spmdzero.backend.jax.graph._graph import Graph, Signature
+from spmdzero.backend.jax.graph._listing import listing
 from spmdzero.backend.jax.graph._replay import Replay
 from spmdzero.backend.jax.hosts._apart import apart
 from spmdzero.backend.jax.lazy._cells import Kept, pending_values
@@ -38,6 +39,12 @@ class Beginning:
     roots: tuple[Value, ...]
     given: tuple[Value, ...]
     key: Hashable
+
+    def text(self) -> str:
+        """See `spmdzero.backend.Beginning`."""
+        inner = (value for value in self.kept.values if value.node is not None)
+        values = {id(value): value for value in (*self.roots, *inner)}
+        return listing(Graph.of([*values.values()])[0])
 
 
 def keep(tensors: Sequence[torch.Tensor], *, first: Callable[[], None] | None = None) -> Kept:

@@ -20,6 +20,9 @@ class Beginning(Protocol):
     def key(self) -> Hashable:
         """It is equal for beginnings that compute the same from other values."""
 
+    def text(self) -> str:
+        """The text of these operations, as `Programs.text` has it."""
+
 
 class Repeat(Protocol):
     """A program that computes a beginning and the rest of a step, for like beginnings."""
