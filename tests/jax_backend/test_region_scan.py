@@ -128,6 +128,13 @@ def _keeps_all(blocks: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
     return torch.stack(kept).sum(0)
 
 
+def _tables_of_their_own(blocks: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+    table = x.mean(0)
+    for block in blocks:
+        x = block(x, table * 1)
+    return x
+
+
 def _stops_in_between(blocks: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
     for number, block in enumerate(blocks):
         x = block(x)
@@ -175,32 +182,46 @@ def _draw(block: Block, y: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        ({"run": _keeps_all}, None),
+        ({"run": _keeps_all}, "in the middle returns is kept"),
+        (
+            {"run": _tables_of_their_own, "change": _add_table},
+            "is given another tensor than the one before",
+        ),
         ({"change": _draw}, "draws from torch's CPU generator"),
         ({"run": _collects, "change": _collect}, "changes what it is given"),
         ({"change": _count}, "changes the module: 'calls'"),
-        ({"change": lambda block, y: y * (1 + block.number)}, None),
+        ({"change": lambda block, y: y * (1 + block.number)}, "computes otherwise"),
         ({"change": _write}, "writes to its parameters, buffers"),
         ({"change": _write_data}, "writes to its parameters"),
-        pytest.param({"run": _stops_in_between}, None, marks=pytest.mark.slow),
+        pytest.param(
+            {"run": _stops_in_between}, "is done between two of them", marks=pytest.mark.slow
+        ),
         pytest.param({"change": _read}, "reads a value", marks=pytest.mark.slow),
     ],
     ids=[
-        *("kept", "drawn", "collected", "counted", "numbered", "written", "written by data"),
+        *(
+            "kept",
+            "tables of their own",
+            "drawn",
+            "collected",
+            "counted",
+            "numbered",
+            "written",
+            "written by data",
+        ),
         *("computed with", "read"),
     ],
 )
 def test_what_is_no_loop_computes_what_it_did(
     mesh: Mesh,
     model: dict[str, Any],
-    reason: str | None,
+    reason: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO, logger="spmdzero"):
         assert_same(mesh, loops=0, **model)
-    if reason is not None:
-        assert "are not compiled as one loop" in caplog.text
-        assert reason in caplog.text
+    assert "are not compiled as one loop" in caplog.text
+    assert reason in caplog.text
 
 
 def test_a_block_with_a_hook_is_no_loop(mesh: Mesh) -> None:

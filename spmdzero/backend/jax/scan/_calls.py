@@ -1,6 +1,7 @@
 """Watches calls of blocks while a forward is traced."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -82,16 +83,14 @@ class _Calls:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        chain = self._chain
         if not args or not isinstance(args[0], torch.Tensor):
             return call(module, *args, **kwargs)
         x, *rest = args
-        follows = (
-            chain is not None
-            and self._series == candidate.series
-            and candidate.place == chain.last + 1
-            and chain.expects(x)
-        )
+        # The chain of the block before this one, if that was the latest to be called.
+        chain = self._chain
+        if chain is None or (self._series, chain.last + 1) != (candidate.series, candidate.place):
+            chain = None
+        follows = chain is not None and chain.expects(x)
         rest, kwargs = made_real((tuple(rest), kwargs))
         follows = follows and chain is not None and not chain.is_real
         try:
@@ -100,9 +99,17 @@ class _Calls:
             self._leave(candidate, str(reason))
             x = made_real(x)
             return call(module, x, *rest, **kwargs)
-        if not follows or chain is None or not _continues(chain, body, shared):
+        why = None
+        if chain is not None:
+            why = _break(chain, body, shared) if follows else _CHANGED
+        if chain is None or why is not None:
+            if why is not None:
+                _say(candidate, why)
             x = made_real(x)
-            chain = self._chain = Chain(body, x, shared, self._provided, last=candidate.place - 1)
+            kept = functools.partial(_say, candidate, _KEPT)
+            chain = self._chain = Chain(
+                body, x, shared, self._provided, last=candidate.place - 1, kept=kept
+            )
             self._series = candidate.series
         chain.last = candidate.place
         made = chain.add(
@@ -158,15 +165,26 @@ class _Calls:
     def _leave(self, candidate: Candidate, reason: str) -> None:
         """Makes the rest of the row run block by block."""
         self._unrolled.add(candidate.series)
-        log_once(
-            f"the equal blocks of {candidate.name!r} are not compiled as one loop "
-            f'("spmd": {{"scan"}}): {reason}'
-        )
+        _say(candidate, reason)
 
 
-def _continues(chain: Chain, body: Body, shared: list[torch.Tensor]) -> bool:
-    return (
-        len(shared) == len(chain.shared)
-        and all(one is other for one, other in zip(shared, chain.shared, strict=True))
-        and body.is_same(chain.body)
+_CHANGED = "something is done between two of them: with what one returns, or with random numbers"
+_KEPT = "what a block in the middle returns is kept, as output_hidden_states has it"
+
+
+def _break(chain: Chain, body: Body, shared: list[torch.Tensor]) -> str | None:
+    """Why a block that takes what the chain's latest returned is no part of it, None if it is."""
+    if len(shared) != len(chain.shared) or any(
+        one is not other for one, other in zip(shared, chain.shared, strict=True)
+    ):
+        return "one of them is given another tensor than the one before, beside what that returned"
+    if not body.is_same(chain.body):
+        return "one of them computes otherwise than the one before"
+    return None
+
+
+def _say(candidate: Candidate, reason: str) -> None:
+    log_once(
+        f"the equal blocks of {candidate.name!r} are not compiled as one loop "
+        f'("spmd": {{"scan"}}): {reason}'
     )

@@ -53,6 +53,7 @@ class Chain:
         x: the first block's input.
         shared: the tensors that each block takes beside.
         provided: the inputs of the forward.
+        kept: is called if blocks run one by one as the script keeps what one returned.
 
     Attributes:
         last: the place of the latest block in its row.
@@ -67,9 +68,10 @@ class Chain:
         provided: Provided,
         *,
         last: int,
+        kept: Callable[[], None],
     ) -> None:
         self.body, self.shared, self.last = body, shared, last
-        self._x, self._provided = x, provided
+        self._x, self._provided, self._kept = x, provided, kept
         self._calls: list[Call] = []
         self._made: list[weakref.ref[StandIn]] = []
         self._values: dict[int, torch.Tensor] = {}
@@ -118,7 +120,10 @@ class Chain:
         end = len(self._calls)
         kept = [made() for made in self._made[:-2]]
         with _as_then(self.surroundings):
-            if end < FEWEST or any(made is not None for made in kept):
+            if end < FEWEST:
+                self._run_each()
+            elif any(made is not None for made in kept):
+                self._kept()
                 self._run_each()
             else:
                 unrolled = Unrolled(
