@@ -11,7 +11,7 @@ import pytest
 
 from spmdzero._after_import import after_import
 
-pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
 
 
 def test_the_action_waits_for_the_import_and_leaves_the_module_as_it_is(

@@ -14,7 +14,7 @@ import pytest
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._install import NAME
 
-pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
 
 CLIENTS = ("accelerate", "lightning", "peft", "transformers", "trl")
 # Names that DeepSpeed 0.19.8 hasn't either, and who lives with that.

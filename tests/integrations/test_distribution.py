@@ -15,7 +15,7 @@ from spmdzero.integrations._install import NAME, VERSION
 from tests.integrations.environments import PROJECT, Environment, stand_in, table
 from tests.support.processes import ROOT
 
-pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
 
 # A script as DeepSpeed's users have it. What it prints comes last.
 SCRIPT = """

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.processes import ROOT, environment, run_python
 
-pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
 
 
 def test_every_path_of_deepspeed_is_spmdzeros() -> None:

@@ -23,7 +23,7 @@ from spmdzero.integrations.launcher._commands import Remote, Script, over_ssh
 from spmdzero.integrations.launcher._hosts import Place, filtered, place_of, read_hostfile
 from tests.support.processes import ROOT, environment, free_port
 
-pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
 
 HOSTS = "# two machines\nworker-0 slots=4\n\nworker-1 slots=2\n"
 

@@ -12,7 +12,7 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._as_main import run_as_main
 from tests.support.processes import ROOT, environment, run_python
 
-pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
 
 # What it prints, and how it ends, is compared with `python`.
 SEEN = """

@@ -11,7 +11,7 @@ from spmdzero.integrations._summed_loss import SummedLoss
 from spmdzero.integrations._trainer import _defer_trainers_loss, _tell_of_plain_torch
 from tests.support.processes import run_python
 
-pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
+pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
 
 
 def test_a_step_that_runs_twice_leaves_the_filter_as_it_was() -> None:
