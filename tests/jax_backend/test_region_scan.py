@@ -135,6 +135,12 @@ def _tables_of_their_own(blocks: nn.ModuleList, x: torch.Tensor) -> torch.Tensor
     return x
 
 
+def _by_keyword(blocks: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+    for block in blocks:
+        x = block(x=x)
+    return x
+
+
 def _stops_in_between(blocks: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
     for number, block in enumerate(blocks):
         x = block(x)
@@ -187,6 +193,7 @@ def _draw(block: Block, y: torch.Tensor) -> torch.Tensor:
             {"run": _tables_of_their_own, "change": _add_table},
             "is given another tensor than the one before",
         ),
+        ({"run": _by_keyword}, "the first argument of one is no tensor"),
         ({"change": _draw}, "draws from torch's CPU generator"),
         ({"run": _collects, "change": _collect}, "changes what it is given"),
         ({"change": _count}, "changes the module: 'calls'"),
@@ -199,17 +206,8 @@ def _draw(block: Block, y: torch.Tensor) -> torch.Tensor:
         pytest.param({"change": _read}, "reads a value", marks=pytest.mark.slow),
     ],
     ids=[
-        *(
-            "kept",
-            "tables of their own",
-            "drawn",
-            "collected",
-            "counted",
-            "numbered",
-            "written",
-            "written by data",
-        ),
-        *("computed with", "read"),
+        *("kept", "tables of their own", "by keyword", "drawn", "collected", "counted"),
+        *("numbered", "written", "written by data", "computed with", "read"),
     ],
 )
 def test_what_is_no_loop_computes_what_it_did(
@@ -222,6 +220,15 @@ def test_what_is_no_loop_computes_what_it_did(
         assert_same(mesh, loops=0, **model)
     assert "are not compiled as one loop" in caplog.text
     assert reason in caplog.text
+
+
+def test_a_model_without_equal_blocks_is_told_so(
+    mesh: Mesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="spmdzero"):
+        probe = Probe(nn.Linear(DIM, 2), mesh, scan="on")
+        probe(probe.batch(X))
+    assert "no four equal blocks follow each other" in caplog.text
 
 
 def test_a_block_with_a_hook_is_no_loop(mesh: Mesh) -> None:

@@ -45,6 +45,11 @@ def equal_blocks_as_loops(
         yield
         return
     found = candidates(model)
+    if not found and scan == "on":
+        log_once(
+            '"spmd": {"scan": "on"} makes no loop: no four equal blocks follow each other in a '
+            "ModuleList or Sequential of the model"
+        )
     classes = {type(part) for part in model.modules() if id(part) in found}
     calls = _Calls(found, provided)
     with contextlib.ExitStack() as stack:
@@ -84,6 +89,7 @@ class _Calls:
         kwargs: dict[str, Any],
     ) -> Any:
         if not args or not isinstance(args[0], torch.Tensor):
+            _say(candidate, "the first argument of one is no tensor")
             return call(module, *args, **kwargs)
         x, *rest = args
         # The chain of the block before this one, if that was the latest to be called.
