@@ -8,7 +8,7 @@ from spmdzero.plan._memory import MemoryReport, StageComparison
 from spmdzero.plan._mesh import MeshSpec, axes_of_region, batch_axes, entry_of, names_of
 from spmdzero.plan._placement import Placement
 from spmdzero.plan._plan import ShardingPlan
-from spmdzero.plan._roles import Role, parameter_at_rest
+from spmdzero.plan._roles import Role
 from spmdzero.plan._sizes import sized
 from spmdzero.plan._tensors import ParamSpec, RoleState, TensorPlan
 
@@ -30,6 +30,5 @@ __all__ = [
     "estimate_zero2_model_states_mem_needs",
     "itemsize",
     "names_of",
-    "parameter_at_rest",
     "sized",
 ]

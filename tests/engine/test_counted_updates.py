@@ -10,21 +10,12 @@ import torch
 from torch import nn
 
 import spmdzero
+from tests.engine.test_reset_states import LR, Two
 from tests.support.engines import assert_trained_as, one_call, start, three_calls
 
 pytestmark = pytest.mark.backends("jax", "torch_xla")
 
 ROWS = torch.randn(9, 8, 4, generator=torch.Generator().manual_seed(0))
-LR = 0.05
-
-
-class Two(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(torch.tanh(self.first(x))).float().square().mean()
 
 
 def _model() -> Two:

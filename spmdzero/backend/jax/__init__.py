@@ -16,9 +16,10 @@ with noted():
         _gpu = os.path.exists("/dev/nvidia0") and os.environ.get("PJRT_DEVICE") != "CPU"
         os.environ.setdefault("JAX_PLATFORMS", "cuda,cpu" if _gpu else "cpu")
 
+    from spmdzero.backend.jax._backend import JAX as BACKEND
+
     # These modules register, on import, answers to Python calls of tensors, and operations that are
     # answered in another way than by recording them.
-    from spmdzero.backend.jax._backend import JAX as BACKEND
     from spmdzero.backend.jax.hosts import _collectives  # noqa: F401
     from spmdzero.backend.jax.lazy import (
         _calls,  # noqa: F401

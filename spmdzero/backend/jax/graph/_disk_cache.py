@@ -37,6 +37,12 @@ _NO_MATTER = re.compile(r"cache|log|profiler|traceback|coordination|distributed"
 # Part of the text of an object that shows its address.
 _ADDRESS = " at 0x"
 _LENGTH = struct.Struct("<I")
+_FIRST = b"spmdzero program 1\n"
+_SUM = hashlib.sha256().digest_size
+# Prefix and suffix of unfinished files. The folder may have files of others too, as /tmp does.
+_PART = "spmdzero-", ".part"
+# Age in seconds after which an unfinished file is abandoned: writing takes less than one.
+_LEFT = 3600
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,14 +208,6 @@ def _processor() -> str:
         return " ".join(said)
     kinds = ("model name", "flags", "Features", "CPU implementer", "CPU part")
     return " ".join(said + sorted({line for line in lines if line.startswith(kinds)}))
-
-
-_FIRST = b"spmdzero program 1\n"
-_SUM = hashlib.sha256().digest_size
-# Prefix and suffix of unfinished files. The folder may have files of others too, as /tmp does.
-_PART = "spmdzero-", ".part"
-# Age in seconds after which an unfinished file is abandoned: writing takes less than one.
-_LEFT = 3600
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,6 +29,8 @@ from spmdzero.errors import SpmdZeroRuntimeError
 
 # After so many seconds without another's heartbeat JAX ends a process, with no word of ours.
 _HEARTBEATS = 24 * 3600
+# Seconds added to JAX's own limit, after which it aborts the process.
+_LATER = 60
 _LONGEST_ADDRESS = 256
 
 
@@ -135,10 +137,6 @@ def rendezvous() -> str:
     told = np.asarray(multihost_utils.broadcast_one_to_all(told))
     address = told.tobytes().rstrip(b"\0").decode()
     return f"tcp://{address}?rank={jax.process_index()}&world_size={jax.process_count()}"
-
-
-# Seconds added to JAX's own limit, after which it aborts the process.
-_LATER = 60
 
 
 def detect_hosts(*, timeout: datetime.timedelta, **how: Any) -> None:

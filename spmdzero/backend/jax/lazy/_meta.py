@@ -16,6 +16,8 @@ from spmdzero.backend.jax.lazy._tensor import meta_of
 # each step asks for the same ones as the step before. The dict is emptied when it is full.
 _known: dict[Any, Any] = {}
 _MOST = 1 << 14
+# Where another torch has no such attribute, nothing is gained and nothing lost.
+_KEPT = "__dynamo_disable"
 
 
 def on_meta(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -47,10 +49,6 @@ def _made(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 def _form(tensor: torch.Tensor) -> Hashable:
     return tensor.shape, tensor.stride(), tensor.dtype
-
-
-# Where another torch has no such attribute, nothing is gained and nothing lost.
-_KEPT = "__dynamo_disable"
 
 
 @functools.cache

@@ -92,25 +92,23 @@ class _Calls:
             _say(candidate, "the first argument of one is no tensor")
             return call(module, *args, **kwargs)
         x, *rest = args
-        # The chain of the block before this one, if that was the latest to be called.
-        chain = self._chain
-        if chain is None or (self._series, chain.last + 1) != (candidate.series, candidate.place):
-            chain = None
-        follows = chain is not None and chain.expects(x)
+        chain = self._before(candidate)
+        expected = chain is not None and chain.expects(x)
         rest, kwargs = made_real((tuple(rest), kwargs))
-        follows = follows and chain is not None and not chain.is_real
+        # The other arguments may be computed from what the chain's blocks return.
+        follows = expected and chain is not None and not chain.is_real
         try:
             body, shared, checkpointed = self._trace(candidate, call, module, x, rest, kwargs)
         except NotALoopError as reason:
             self._leave(candidate, str(reason))
             x = made_real(x)
             return call(module, x, *rest, **kwargs)
-        why = None
         if chain is not None:
             why = _break(chain, body, shared) if follows else _CHANGED
-        if chain is None or why is not None:
             if why is not None:
                 _say(candidate, why)
+                chain = None
+        if chain is None:
             x = made_real(x)
             kept = functools.partial(_say, candidate, _KEPT)
             chain = self._chain = Chain(
@@ -129,6 +127,13 @@ class _Calls:
             )
         )
         return made_real(made) if self._is_last(candidate) else made
+
+    def _before(self, candidate: Candidate) -> Chain | None:
+        """The chain of the block before `candidate`, if that was the latest to be called."""
+        chain = self._chain
+        if chain is None or self._series != candidate.series:
+            return None
+        return chain if candidate.place == chain.last + 1 else None
 
     def _trace(
         self,

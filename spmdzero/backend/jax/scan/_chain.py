@@ -120,10 +120,10 @@ class Chain:
         end = len(self._calls)
         kept = [made() for made in self._made[:-2]]
         with _as_then(self.surroundings):
-            if end < FEWEST:
-                self._run_each()
-            elif any(made is not None for made in kept):
+            held = any(made is not None for made in kept)
+            if held and end >= FEWEST:
                 self._kept()
+            if held or end < FEWEST:
                 self._run_each()
             else:
                 unrolled = Unrolled(
