@@ -2,10 +2,9 @@
 
 from spmdzero.data._loader import ZeroDataLoader
 from spmdzero.data._sampler import ReplicaBatchSampler
-from spmdzero.engine._captured import CapturedSteps
+from spmdzero.engine._captured import CapturedCalls
 from spmdzero.engine._ds_attributes import ZeroParamStatus
 from spmdzero.engine._engine import Engine
-from spmdzero.engine._folded import FoldedCalls
 from spmdzero.engine._initialize import engines_made, initialize
 from spmdzero.engine._loss import find_loss, inputs_of
 from spmdzero.engine._parameter import ZeroParameter, release, trained_parameter
@@ -20,10 +19,9 @@ from spmdzero.step._optimizer import ZeroOptimizer
 
 __all__ = [
     "Call",
-    "CapturedSteps",
+    "CapturedCalls",
     "Compilation",
     "Engine",
-    "FoldedCalls",
     "RepeatedRows",
     "ReplicaBatchSampler",
     "StepGraph",

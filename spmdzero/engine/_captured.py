@@ -1,215 +1,251 @@
-"""Decides which micro-batches of `train_batch` are traced, and which are replayed."""
+"""Folds forward, backward and update into single operations, so that little has to be recorded."""
 
+import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 
-from spmdzero.backend import ProgramLostError, compiler, current
-from spmdzero.engine._folded_call import keep_waiting
+from spmdzero.backend import arrays, current, draw_keys, key_of
+from spmdzero.backend.pure import ModuleWatch
+from spmdzero.engine._folded_call import FoldedCall, Trained
+from spmdzero.engine._folded_forward import FoldedPass, Forward, ForwardContext, PassTracer
 from spmdzero.engine._input_form import InputForm, UnknownInputError
 from spmdzero.engine._kinds import TRACES, NotCapturableError, Trust, errors_are_the_users
-from spmdzero.engine._known_kinds import OBSERVED, KnownKinds
+from spmdzero.engine._known_kinds import KnownKinds
 from spmdzero.engine._launching import Launching
-from spmdzero.engine._loss import find_loss
-from spmdzero.engine._programs import Compiled
-from spmdzero.engine._schedule import require_metrics
-from spmdzero.engine._step_end import StepEnd
-from spmdzero.engine._three_calls import ThreeCalls
-from spmdzero.engine._whole_step import WholeStep, trace_whole_step
+from spmdzero.engine._module_tracer import TracedFunction
+from spmdzero.engine._repeated_steps import RepeatedSteps
+from spmdzero.state._still_placed import require_planned
 from spmdzero.state._training import Training
+from spmdzero.step._gradients import HeldBackward
 
-_CALL = "train_batch"
+# Of a backend that can't start a program again of which only the beginning is recorded.
+_RECORDS = "this backend records each step. JAX's starts a step as one program, without its Python"
 
 
-class CapturedSteps:
-    """Decides for each micro-batch of `train_batch` whether it is traced or replayed.
+@dataclasses.dataclass(kw_only=True)
+class _Forwards(Trust[FoldedPass]):
+    """The compared traces of the forwards of one kind of input.
 
-    A micro-batch is traced as one function, see `WholeStep`. The first three of a kind are traced
-    and compared; if they are equal, later ones start the compiled program without tracing anything.
-    Everything that a trace depends on is watched, so that a change brings tracing back.
+    Attributes:
+        tracer: traces the forwards.
+        backwards: outputs that have a gradient -> the compared traces of the backward passes.
+    """
+
+    tracer: PassTracer = dataclasses.field(init=False)
+    backwards: dict[Hashable, Trust[TracedFunction]] = dataclasses.field(default_factory=dict)
+
+
+class CapturedCalls:
+    """Decides for a forward, its backward and the update whether the model's Python runs.
+
+    A forward is traced as one operation of later programs, see `fold`, and so is its backward. The
+    first three of a kind are compared; if they are equal, later ones run nothing of the model's
+    Python. Everything that a trace depends on is watched, so that a change brings tracing back.
+    What the script itself does with the outputs is recorded.
 
     Args:
         training: the training of the engine.
-        calls: train a micro-batch that is traced.
-        launching: takes note of the programs that are started.
-        kinds: what is known of micro-batches.
-        step_end: ends the micro-batches that `calls` doesn't trace.
-        call: `calls.forward` with the hooks around it.
+        launching: takes note of its programs.
+        kinds: what is known of forwards.
 
     Attributes:
-        replayed, traced: numbers of micro-batches so far.
-        reason: why the latest micro-batch was traced, None if it was replayed.
+        replayed: number of forwards with gradients so far without the model's Python.
+        compared: number of those of which the model's Python ran to be compared.
+        traced: number of those whose operations were recorded as the model's Python asked for them.
+        reason: why the latest ran the model's Python, None if it didn't.
+        ends: starts whole programs again.
     """
 
-    def __init__(
-        self,
-        training: Training,
-        *,
-        calls: ThreeCalls,
-        launching: Launching,
-        kinds: KnownKinds,
-        step_end: StepEnd,
-        call: Callable[..., Any],
-    ) -> None:
-        self._training, self._calls, self._call = training, calls, call
-        self._launching, self._step_end = launching, step_end
-        self._kinds = kinds
-        self.replayed = self.traced = 0
+    def __init__(self, training: Training, launching: Launching, kinds: KnownKinds) -> None:
+        self._training, self._launching, self._kinds = training, launching, kinds
+        # The watch for which `ends` knows programs.
+        self._watch: ModuleWatch | None = None
+        self._in_program, self._trained = False, Trained()
+        self.ends = RepeatedSteps(training, launching)
+        self.replayed = self.compared = self.traced = 0
         self.reason: str | None = None
 
     def __repr__(self) -> str:
         why = f", the latest because {self.reason}" if self.reason else ""
-        return f"CapturedSteps({self.replayed} replayed, {self.traced} traced{why})"
+        counts = f"{self.replayed} replayed, {self.compared} compared, {self.traced} traced"
+        return f"CapturedCalls({counts}{why})"
 
     def check(self) -> None:
-        """Makes the next micro-batch of each kind be traced again and compared with its program.
+        """Makes the next forward of each kind be traced again, and compared with the known one.
 
         It is for code whose path depends on something that spmdzero can't see: a global variable,
         the time, a file. Call it when that changes.
         """
-        self._kinds.recheck(_CALL)
+        self._kinds.recheck()
+        self.ends.forget()
 
-    def micro_batch(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, last: bool, steps: bool
-    ) -> None:
-        """Runs one micro-batch; traces it if there is a reason to.
+    def blocked(self) -> str | None:
+        """Why nothing may be folded now, or None if folding is allowed."""
+        if current().repeats is None:
+            return _RECORDS
+        return self._kinds.blocked()
 
-        Args:
-            args, kwargs: the inputs of the forward.
-            last: whether it is the last of its step.
-            steps: whether each micro-batch ends with `engine.step`, not only the last.
-        """
-        training, calls, ends = self._training, self._calls, last or steps
-        if training.optimizer is not None:
-            training.optimizer.renew()
-        blocked = self._kinds.refusal(_CALL)
-        if blocked is None and training.optimizer is None:
-            blocked = "there is no optimizer"
-        if blocked is not None:
-            self._trace(lambda: self._call(*args, **kwargs), blocked, ends=ends)
-            return
-        placed = calls.place_inputs(args, kwargs)
-        # The tensors that another engine's backward will need belong to the pending program.
-        keep_waiting(ending=training if last else None)
-        # Pending tensors may depend on buffers that the program donates; a `clone` shares its
-        # buffer until it is computed.
-        compiler.start_pending(training.device)
-        trust: Trust[WholeStep] | None = None
-        try:
-            form = InputForm.of(*placed)
-            trust = self._kinds.find(_CALL, form.with_places(), Trust, part=(last, ends))
-            reason = self._start(trust, placed, form, last=last)
-        except (UnknownInputError, NotCapturableError) as error:
-            reason = str(error)
-            with errors_are_the_users(trust):
-                self._trace(lambda: calls.forward_placed(*placed), reason, ends=ends)
-            return
-        self.reason = reason
-        self.replayed += reason is None
-        self.traced += reason is not None
-        if ends:
-            self._step_end.end_micro_batch(boundary=last, lr_kwargs={})
+    def before_update(self) -> bool:
+        """Whether the update that follows is folded; notes it for the pending program."""
+        folds = self.blocked() is None
+        self._in_program = self._in_program or folds
+        return folds
 
-    def _start(
-        self,
-        trust: Trust[WholeStep],
-        placed: tuple[Any, Any],
-        form: InputForm,
-        *,
-        last: bool,
-    ) -> str | None:
-        """Starts the micro-batch as one program; returns why it was traced, or None.
+    def start_again(self, *, boundary: bool) -> bool:
+        """Starts the program of an earlier micro-batch that began as this one, if there is one."""
+        if not self.ends.start(boundary=boundary, blocked=self.blocked() is not None):
+            return False
+        self._in_program = False
+        return True
 
-        Raises:
-            NotCapturableError: it can't be one program; nothing has happened.
-        """
+    def launching(self) -> bool:
+        """Whether the pending program has a folded operation; starts anew for the next program."""
+        folded, self._in_program = self._in_program, False
+        return folded
+
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the engine's forward on placed inputs."""
         training = self._training
-        if trust.given_up is not None:
-            raise NotCapturableError(trust.given_up)
-        reason = None
-        if not trust.ready:
-            reason = self._verify(trust, placed, form, last=last)
-        step = trust.record
-        assert step is not None
-        if last:
-            require_metrics(training.lr_scheduler, {})
-        generator = torch.get_rng_state()
-        try:
-            sources = step.sources(training, form.tensors, last=last)
-            loss, compiled = self._start_program(step, sources, "boundary" if last else "micro")
-        except BaseException:
-            torch.set_rng_state(generator)
-            raise
-        training.current.pass_backward(loss, pending=False)
-        training.gradients.adopt(step.summed)
-        training.counters.pass_backward()
-        self._launching.started("boundary" if last else "micro", compiled)
-        return reason
-
-    def _start_program(
-        self, step: WholeStep, sources: list[torch.Tensor], kind: str
-    ) -> tuple[torch.Tensor, Compiled]:
-        if step.program is not None:
+        if not torch.is_grad_enabled():
+            return training.forward(args, kwargs)
+        self.reason = self._refusal()
+        forwards: _Forwards | None = None
+        if self.reason is None:
             try:
-                return step.start(sources), Compiled()
-            except ProgramLostError:
-                self._kinds.say(
-                    logging.INFO,
-                    "train_batch compiles a program again: %s",
-                    f"{current().name} let go of it for others that were used since",
-                )
-        before = Compiled.so_far()
-        with self._launching.compiling(kind):
-            step.compile(sources)
-        compiled = Compiled.so_far() - before
-        try:
-            return step.start(sources), compiled
-        except ProgramLostError as error:
-            raise NotCapturableError(
-                f"{current().name} keeps no program until it is started"
-            ) from error
-
-    def _verify(
-        self, trust: Trust[WholeStep], placed: tuple[Any, Any], form: InputForm, *, last: bool
-    ) -> str:
-        """Traces the micro-batch, compares it with the latest of its kind; returns the reason."""
-        seen = trust.equal
-        trace = functools.partial(
-            trace_whole_step, self._training, *placed, form.tensors, last=last
-        )
-        with self._launching.programs.own_reads():
-            self._training.state.own_numbers()
-        reason = self._kinds.compare(_CALL, trust, trace)
-        if trust.record is None:
-            raise NotCapturableError(str(reason))
-        return reason or f"this kind of micro-batch was seen {seen} of {TRACES} times"
-
-    def _trace(self, forward: Any, reason: str, *, ends: bool) -> None:
-        self.reason = reason
+                forwards, inputs = self._find(args, kwargs)
+                return self._call(forwards, inputs)
+            except NotCapturableError as reason:
+                self.reason = str(reason)
+        self._kinds.say_why(self.reason, always=self.reason == _RECORDS)
         self.traced += 1
-        if self._training.spmd_config.spmd.capture:
-            # A caller that reads a step's program knows that the step is traced for it.
-            level = logging.DEBUG if reason == OBSERVED else logging.INFO
-            self._kinds.say_python(level, _CALL, "in this step", reason)
-        self._run(forward, ends=ends)
+        require_planned(training)
+        with errors_are_the_users(forwards):
+            output = training.forward(args, kwargs)
         self._kinds.accept_changes()
+        return output
 
-    def _run(self, forward: Callable[[], Any], *, ends: bool) -> None:
-        """Traces a micro-batch and starts it; calls `step`, which may end the step, if `ends`."""
-        training = self._training
-        loss = find_loss(forward())
-        self._calls.backward(loss)
-        share = loss.detach() / training.batch.accumulation
-        # `before` lives until the program has started: otherwise JAX's backend would donate its
-        # memory from the second micro-batch on, which would need a second program.
-        before = training.state["total"]
-        training.state.write("total", before + share)
-        # A live tensor would be an output of the program.
-        del loss, share
-        if ends:
-            self._calls.step()
-        else:
-            self._calls.end_unstepped()
+    def _call(self, forwards: _Forwards, inputs: Sequence[torch.Tensor]) -> Any:
+        tracer = forwards.tracer
+        if forwards.given_up is not None:
+            raise NotCapturableError(forwards.given_up)
+        tensors = [*tracer.state, *inputs]
+        verify = not forwards.ready
+        if verify:
+            seen = forwards.equal
+            self._verify(forwards, tensors)
+            self.reason = f"this kind of micro-batch was seen {seen} of {TRACES} times"
+        self.compared, self.replayed = self.compared + verify, self.replayed + (not verify)
+        record, watch = forwards.record, self._kinds.watch
+        assert record is not None
+        assert watch is not None
+        keys = self._training.mesh.place_all(draw_keys(record.traced.keys))
+        call = FoldedCall(
+            training=self._training,
+            record=record,
+            step=self._training.counters.global_steps,
+            context=ForwardContext.now(self._training.module, watch),
+            again=functools.partial(self._again, tracer=forwards.tracer),
+            backward=functools.partial(self._backward, forwards=forwards, verify=verify),
+            trained=self._trained,
+        )
+        outputs = call(tensors, keys)
+        self._in_program = True
+        return record.output.filled(outputs)
+
+    def _verify(self, forwards: _Forwards, tensors: Sequence[torch.Tensor]) -> None:
+        reason = self._kinds.compare(forwards, lambda: forwards.tracer.fold(tensors))
+        if reason is not None:
+            forwards.backwards.clear()
+            raise NotCapturableError(reason)
+
+    def _backward(
+        self,
+        call: FoldedCall,
+        saved: Sequence[torch.Tensor],
+        grads: dict[int, torch.Tensor],
+        *,
+        forwards: _Forwards,
+        verify: bool,
+    ) -> None:
+        store = self._training.gradients
+        # An earlier pass comes first, as in a traced step.
+        store.settle()
+        traced = store.keeps_local or call.repeated is not None
+        pattern = (*grads, *arrays.shapes_of([*grads.values()]))
+        trust = forwards.backwards.setdefault(pattern, Trust())
+        inputs = [*saved, *grads.values()]
+        if not traced and (verify or trust.record is None) and not trust.given_up:
+            with self._launching.programs.own_reads():
+                outcome = forwards.tracer.fold_backward(
+                    call.record, inputs, tuple(grads), around=call.context, path=store.path
+                )
+                reason = trust.judge(outcome)
+            if reason is not None:
+                forwards.given_up = reason
+                self._kinds.say_python(logging.WARNING, "at every step from now on", reason)
+        if traced or trust.record is None:
+            forward, call.repeated = call.repeated or call.again(call, saved), None
+            forwards.tracer.backward(forward, grads, folds=False)
+            return
+        record, repeats = trust.record, current().repeats
+        assert repeats is not None
+        if not store.can_hold:
+            self._record(record, inputs)
+            return
+        kept = repeats.keep(inputs, first=store.settle)
+        store.held = HeldBackward(
+            names=record.labels,
+            function=record.function,
+            kept=kept,
+            record=lambda: self._record(record, repeats.tensors(kept)),
+        )
+
+    def _record(self, backward: TracedFunction, inputs: Sequence[torch.Tensor]) -> None:
+        store = self._training.gradients
+        for name, value in zip(backward.labels, backward.function(inputs), strict=True):
+            store.add_reduced(name, value)
+
+    def _again(
+        self, call: FoldedCall, saved: Sequence[torch.Tensor], *, tracer: PassTracer
+    ) -> Forward:
+        end, store = len(saved) - call.record.traced.keys, self._training.gradients
+        return tracer.again(
+            saved[:end],
+            saved[end:],
+            store.add_global if self._training.region is None else store.add_local,
+            around=call.context,
+            new=self._new_key,
+        )
+
+    def _new_key(self, value: int) -> torch.Tensor:
+        return self._training.mesh.place(key_of(value))
+
+    def _refusal(self) -> str | None:
+        if current().repeats is None:
+            return _RECORDS
+        refusal = self._kinds.refusal()
+        if self._kinds.watch is not self._watch:
+            # A change of what is watched forgets kinds, and so the programs that begin as they do.
+            self._watch = self._kinds.watch
+            self.ends.forget()
+        if refusal is not None:
+            return refusal
+        if not any(parameter.requires_grad for parameter in self._kinds.parameters):
+            return "no parameter requires a gradient"
+        return None
+
+    def _find(self, args: Any, kwargs: dict[str, Any]) -> tuple[_Forwards, Sequence[torch.Tensor]]:
+        """The compared traces of forwards of this kind, and the tensors of this one's inputs."""
+        try:
+            form = InputForm.of(args, kwargs)
+        except UnknownInputError as error:
+            raise NotCapturableError(str(error)) from error
+        known = self._kinds.find(form.form, _Forwards)
+        if not known.ready:
+            # A new tracer, as an earlier trace may have changed the module.
+            known.tracer = PassTracer(self._training, args, kwargs)
+        return known, form.tensors

@@ -11,11 +11,10 @@ from spmdzero.backend.pure import HOOKS
 from spmdzero.compat.getters import ConfigGetters, DeepSpeedConfigNames
 from spmdzero.compat.refusals import raise_if_refused, refused_methods
 from spmdzero.engine._accumulation import Accumulation
-from spmdzero.engine._captured import CapturedSteps
+from spmdzero.engine._captured import CapturedCalls
 from spmdzero.engine._checkpoints import Checkpoints
 from spmdzero.engine._direct_calls import DirectCalls
 from spmdzero.engine._exports import Exports
-from spmdzero.engine._folded import FoldedCalls
 from spmdzero.engine._known_kinds import KnownKinds
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._module_methods import LoadsFollow, ModuleMethods
@@ -86,8 +85,7 @@ class Engine(nn.Module, _Offered):
         donated_inputs: kind of program -> number of inputs whose buffers the compiled program
             reuses.
         global_steps, micro_steps, global_samples: DeepSpeed's counters.
-        capture: whether `train_batch` traces or replays, and why.
-        folding: whether the three calls trace, and why.
+        capture: whether forwards run the model's Python, and why.
         flops_profiler: counts the operations of one step, if the config turns it on.
         monitor: writes scalars where the config says; `monitor.write_events` takes your own.
         after_step: functions that are called after each step.
@@ -127,25 +125,22 @@ class Engine(nn.Module, _Offered):
         )
         self.after_step = self._step_end.after_step
         kinds = KnownKinds(training, launching)
-        self.folding = FoldedCalls(training, launching, kinds)
+        self.capture = CapturedCalls(training, launching, kinds)
         self._calls = ThreeCalls(
             training,
             accumulation=accumulation,
             launching=launching,
-            folding=self.folding,
+            capture=self.capture,
             step_end=self._step_end,
             wall_clock=self._wall_clock,
         )
-        self.capture = CapturedSteps(
+        self._batches = TrainBatch(
             training,
+            accumulation=accumulation,
             calls=self._calls,
-            launching=launching,
-            kinds=kinds,
-            step_end=self._step_end,
             # Through the engine itself, so that its hooks run around the forward.
-            call=weakref.proxy(self),
+            forward=weakref.proxy(self),
         )
-        self._batches = TrainBatch(training, accumulation=accumulation, capture=self.capture)
         self._checkpoints = Checkpoints(training, accumulation)
         self._exports = Exports(training, accumulation)
         self._module_methods = ModuleMethods(training)
@@ -193,10 +188,9 @@ class Engine(nn.Module, _Offered):
         """Makes every kind of micro-batch be traced once more, and compared with its program.
 
         It is for code whose path depends on something that spmdzero can't see: a global variable,
-        the time, a file. `capture.check` and `folding.check` do one half each.
+        the time, a file.
         """
         self.capture.check()
-        self.folding.check()
 
     def destroy(self) -> None:
         """Waits for the asynchronous save under way and for the devices.

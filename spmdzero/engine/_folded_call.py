@@ -219,12 +219,11 @@ class _Folded(torch.autograd.Function):
             tensors = list(tensors)
             for name in record.written:
                 tensors[places[id(own[name])]] = arrays.fresh(own[name])
-        assert training.region is not None
-        training.region.settle(
+        training.forward.settle(
             written=dict(zip(record.written, rest[:written], strict=True)),
             flags=dict(zip(record.flags, rest[written:], strict=True)),
         )
-        training.region.note_folded()
+        training.forward.note_folded()
         ctx.save_for_backward(_NOTHING)
         ctx.call, ctx.hooked = call, False
         call.save([*tensors, *keys], ctx)

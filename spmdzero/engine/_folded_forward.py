@@ -11,7 +11,6 @@ from torch import nn
 
 from spmdzero.backend import (
     Passage,
-    Region,
     Skeleton,
     UnknownContentError,
     arrays,
@@ -136,12 +135,7 @@ class FoldedPass:
 
 
 class PassTracer(ModuleTracer):
-    """Traces a forward in the replica region, and its backward."""
-
-    @property
-    def _region(self) -> Region:
-        assert isinstance(self.forward, Region)
-        return self.forward
+    """Traces a forward and its backward."""
 
     def fold(self, tensors: Sequence[torch.Tensor]) -> FoldedPass:
         """Folds the forward, without drawing from a generator.
@@ -227,6 +221,7 @@ class PassTracer(ModuleTracer):
             path: the path of gradients to the optimizer.
         """
         names: list[str] = []
+        arriving = path.of_batch if self._training.region is None else path.of_replica
 
         def function(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             end = len(tensors) - len(differentiated)
@@ -235,7 +230,7 @@ class PassTracer(ModuleTracer):
             def sink(name: str, grad: torch.Tensor, *, waits: bool = False) -> None:
                 if path.is_trained(name):
                     names.append(name)
-                    found.append(grad if waits else path.of_replica(name, grad))
+                    found.append(grad if waits else arriving(name, grad))
 
             forward = self.again(
                 tensors[:keys], tensors[keys:end], sink, around=around, new=_refuse_draw
@@ -269,7 +264,7 @@ class PassTracer(ModuleTracer):
         """
         passage, read = forward.passage, refuse_read if folds else None
         outputs = found(passage.output, torch.Tensor)
-        with self._region.backward(passage.state, key=forward.drawn.again, read=read):
+        with self.forward.backward(passage.state, key=forward.drawn.again, read=read):
             arrays.backward([outputs[index] for index in grads], list(grads.values()))
         if folds:
             self.refuse_reads()

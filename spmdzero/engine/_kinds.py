@@ -28,8 +28,6 @@ class Kind:
     """Everything that a compiled program depends on, except the watched structure of the module.
 
     Attributes:
-        call: the call that would otherwise run the model's Python, such as ``"train_batch"``.
-        part: which part of the step it runs: a micro-batch that ends the step, or one that doesn't.
         form: form of the inputs, see `InputForm`.
         requires_grad: `requires_grad` of each parameter.
         batch: the batch sizes, which with the config decide the plan.
@@ -40,8 +38,6 @@ class Kind:
         autocast: dtype of `torch.autocast` on the devices, None if it is off.
     """
 
-    call: str
-    part: Hashable
     form: Hashable
     requires_grad: tuple[bool, ...]
     batch: BatchSizes
@@ -56,8 +52,6 @@ class Kind:
         cls,
         training: Training,
         *,
-        call: str,
-        part: Hashable,
         form: Hashable,
         parameters: Iterable[torch.Tensor],
     ) -> "Kind":
@@ -68,8 +62,6 @@ class Kind:
         with torch._C.DisableTorchFunctionSubclass():
             trained = tuple([parameter.requires_grad for parameter in parameters])
         return cls(
-            call=call,
-            part=part,
             form=form,
             requires_grad=trained,
             batch=training.batch,

@@ -1,4 +1,4 @@
-"""Decides what is known of a micro-batch or a forward that comes, to replay it or to fold it."""
+"""Decides what is known of a forward that comes, so that its Python need not run."""
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
@@ -24,8 +24,7 @@ TrustT = TypeVar("TrustT", bound=Trust)
 class KnownKinds:
     """The record of each kind, for as long as the module stays as it was when it was traced.
 
-    `train_batch` and the three calls share it. `call` is the one that would otherwise run the
-    model's Python, ``"train_batch"`` or ``"engine(...)"``.
+    `train_batch` and the three calls share it: a kind has the same record in both.
 
     Args:
         training: the training of the engine.
@@ -42,13 +41,17 @@ class KnownKinds:
         self._said: set[str] = set()
         self.kinds: dict[Kind, Trust[Any]] = {}
 
-    def recheck(self, call: str) -> None:
-        """Makes the call's next of each kind be traced once more, and compared."""
-        for kind, known in self.kinds.items():
-            if kind.call == call:
-                known.recheck()
+    @property
+    def _call(self) -> str:
+        """The call that runs the model's Python, as messages have it."""
+        return "train_batch" if self._training.in_train_batch else "engine(...)"
 
-    def refusal(self, call: str) -> str | None:
+    def recheck(self) -> None:
+        """Makes the next of each kind be traced once more, and compared."""
+        for known in self.kinds.values():
+            known.recheck()
+
+    def refusal(self) -> str | None:
         """Why what comes has to be traced, whatever its kind, or None.
 
         It looks at the module, and forgets all kinds if that has changed.
@@ -59,7 +62,7 @@ class KnownKinds:
         change = self.watch.change() if self.watch is not None else None
         if change is not None:
             self.kinds.clear()
-            message = f"{call} compiles its programs again, as the model has changed: %s"
+            message = f"{self._call} compiles its programs again, as the model has changed: %s"
             self.say(logging.INFO, message, change)
         if self.watch is None or change is not None:
             self.watch = self._look()
@@ -104,21 +107,18 @@ class KnownKinds:
         """The module's parameters, as the watch saw them."""
         return self.watch.parameters if self.watch is not None else ()
 
-    def find(
-        self, call: str, form: Hashable, new: Callable[[], TrustT], *, part: Hashable = None
-    ) -> TrustT:
+    def find(self, form: Hashable, new: Callable[[], TrustT]) -> TrustT:
         """The record of the kind that comes, which `new` makes if there is none.
 
         Args:
             form: form of the inputs, see `InputForm`.
-            part: which part of the step it runs, see `Kind`.
         """
-        kind = Kind.of(self._training, call=call, part=part, form=form, parameters=self.parameters)
+        kind = Kind.of(self._training, form=form, parameters=self.parameters)
         known: Any = self.kinds.get(kind)
         if known is not None:
             return known
-        if any(known.ready for kind, known in self.kinds.items() if kind.call == call):
-            message = f"{call} compiles one more program: %s"
+        if any(known.ready for known in self.kinds.values()):
+            message = f"{self._call} compiles one more program: %s"
             reason = "inputs of other shapes, dtypes, shardings or values, or another mode"
             self.say(logging.INFO, message, reason)
         if len(self.kinds) == _MOST_KINDS:
@@ -126,7 +126,7 @@ class KnownKinds:
         self.kinds[kind] = known = new()
         return known
 
-    def compare(self, call: str, known: Trust[Any], trace: Callable[[], Any]) -> str | None:
+    def compare(self, known: Trust[Any], trace: Callable[[], Any]) -> str | None:
         """Traces what comes and compares it with the latest of its kind.
 
         Returns why it can't stand for later ones, or None.
@@ -136,7 +136,7 @@ class KnownKinds:
             outcome = attempt(trace, watch=self.watch, who="the forward")
             reason = known.judge(outcome)
         if known.given_up is not None:
-            self.say_python(logging.WARNING, call, "at every step from now on", known.given_up)
+            self.say_python(logging.WARNING, "at every step from now on", known.given_up)
         return reason
 
     def accept_changes(self) -> None:
@@ -145,9 +145,16 @@ class KnownKinds:
             self.watch = self._look()
             self.kinds = {key: k for key, k in self.kinds.items() if not k.ready}
 
-    def say_python(self, level: int, call: str, when: str, reason: str) -> None:
-        """Logs that `call` runs the model's Python, ``"in this step"`` or so, and why."""
-        message = f"{call} runs the model's Python {when}".rstrip()
+    def say_why(self, reason: str, *, always: bool) -> None:
+        """Logs why this step, or each one, runs the model's Python, unless asked for."""
+        if self._training.spmd_config.spmd.capture:
+            # A caller that reads a step's program knows that the step is traced for it.
+            level = logging.DEBUG if reason == OBSERVED else logging.INFO
+            self.say_python(level, "at every step" if always else "in this step", reason)
+
+    def say_python(self, level: int, when: str, reason: str) -> None:
+        """Logs that the model's Python runs, ``"in this step"`` or so, and why."""
+        message = f"{self._call} runs the model's Python {when}"
         self.say(
             level, f"{message}, which takes longer than to start what was compiled: %s", reason
         )

@@ -123,21 +123,6 @@ class TracedFunction:
         """The same function with these labels."""
         return dataclasses.replace(self, labels=labels)
 
-    def narrowed(self, state: int, end: int) -> tuple["TracedFunction", list[int]]:
-        """The same function of only the state that it reads, the other inputs, and each key once.
-
-        Args:
-            state: number of the first inputs that are state.
-            end: number of inputs before the keys.
-
-        Returns the function and the indices of the state that it reads.
-        """
-        order = [i for i in range(end) if i >= state or i in self.function.reads]
-        moved = {old: new for new, old in enumerate(order)}
-        moved |= {end + key: len(order) + drawn for key, drawn in enumerate(self.draws)}
-        narrow = dataclasses.replace(self, function=self.function.renumbered(moved))
-        return narrow, [index for index in order if index < state]
-
     def difference(self, other: "TracedFunction") -> str | None:
         """How `other` differs from this function, or None if they are the same."""
         mine, its = self.function, other.function
@@ -161,7 +146,6 @@ def fold_forward(
     tensors: Sequence[torch.Tensor],
     *,
     known: Collection[int],
-    seeds: bool = False,
 ) -> TracedFunction:
     """Folds `function`, which runs the module's forward and may draw keys.
 
@@ -170,7 +154,7 @@ def fold_forward(
     Args:
         function: takes stand-ins of the tensors, and what draws keys.
         tensors: its inputs.
-        known, seeds: see `fold_python`.
+        known: see `fold_python`.
 
     Raises:
         ImpureError: see `fold_python`.
@@ -190,7 +174,6 @@ def fold_forward(
         more=keys,
         drawn=values,
         known=known,
-        seeds=seeds,
     )
     return TracedFunction(function=folded, draws=tuple(draws))
 

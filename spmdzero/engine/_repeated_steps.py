@@ -9,8 +9,8 @@ import torch
 
 from spmdzero.backend import Beginning, Repeat, current
 from spmdzero.engine._launching import Launching
-from spmdzero.engine._whole_step import step_program
 from spmdzero.state._training import Training
+from spmdzero.step._ending import Ending
 from spmdzero.step._gradients import HeldBackward
 from spmdzero.step._numbers import fixed_numbers
 from spmdzero.step._state import Place, tensors_in
@@ -44,7 +44,7 @@ class RepeatedSteps:
 
     The script's own operations on the loss are recorded at each step, and with the forward they are
     the step's beginning. A beginning that wasn't seen before is compiled with the rest of the step:
-    the backward, and `StepProgram.ending` as for `train_batch`. Later ones start that program. If
+    the backward, and its `Ending`. Later ones start that program. If
     there can be none, backward and update are recorded.
 
     Args:
@@ -74,12 +74,14 @@ class RepeatedSteps:
         if backward is None:
             return False
         assert repeats is not None
-        kind = "boundary" if boundary else "micro"
-        if not blocked and self._launching.repeated(
+        kind, store = "boundary" if boundary else "micro", self._training.gradients
+        # Without accumulators the gradient of a micro-batch waits in the program that is recorded.
+        known = not blocked and (boundary or store.accumulates)
+        if known and self._launching.repeated(
             kind, lambda: self._started(repeats.beginning(backward.kept), backward, kind)
         ):
             return True
-        self._training.gradients.settle()
+        store.settle()
         return False
 
     def _started(self, beginning: Beginning, backward: HeldBackward, kind: str) -> bool:
@@ -156,10 +158,15 @@ class RepeatedSteps:
         numbers = training.mesh.place_all(optimizer.host_numbers()) if boundary else []
         with torch.inference_mode(mode=False), torch.no_grad():
             arriving = backward.function(repeats.tensors(backward.kept))
-            program, gradients = step_program(training, last=boundary), dict[str, torch.Tensor]()
+            path, gradients = training.gradients.path, dict[str, torch.Tensor]()
             for name, grad in zip(backward.names, arriving, strict=True):
-                program.path.add(gradients, name, grad)
-            new = program.ending(named, gradients, numbers, finite=named["finite"])
+                path.add(gradients, name, grad)
+            ending = Ending(
+                path=path,
+                boundary=optimizer.boundary() if boundary else None,
+                checks=training.health.check,
+            )
+            new = ending(named, gradients, numbers, finite=named["finite"])
             where = [places.get(name) or state.place(name) for name in new]
             values = [training.mesh.mark(new[p.name], p.spec) for p in where]
         order = {name: number for number, name in enumerate(places)}

@@ -13,7 +13,7 @@ from spmdzero.backend import arrays, held, is_transforming, map_tensors
 from spmdzero.data._inputs import to_half
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._backward import BackwardWatch
-from spmdzero.engine._folded import FoldedCalls
+from spmdzero.engine._captured import CapturedCalls
 from spmdzero.engine._folded_call import DirectPass, keep_waiting
 from spmdzero.engine._host_outputs import HostOutputs
 from spmdzero.engine._launching import Launching
@@ -45,12 +45,12 @@ class ThreeCalls:
         *,
         accumulation: Accumulation,
         launching: Launching,
-        folding: FoldedCalls,
+        capture: CapturedCalls,
         step_end: StepEnd,
         wall_clock: WallClock,
     ) -> None:
         self._training, self._accumulation, self._launching = training, accumulation, launching
-        self._folding, self._step_end, self._wall_clock = folding, step_end, wall_clock
+        self._capture, self._step_end, self._wall_clock = capture, step_end, wall_clock
         self._frozen = FrozenShards(training)
         self._needs_scale = training.spmd_config.fp16.enabled and training.optimizer is not None
         self._watch = BackwardWatch(
@@ -119,7 +119,7 @@ class ThreeCalls:
         self._watch.keep_in_thread()
         if records:
             self._training.current.pass_forward()
-        output = self._folding.forward(args, kwargs)
+        output = self._capture.forward(args, kwargs)
         output = self._watch.watch(output) if records else output
         return output if self._host_outputs is None else self._host_outputs(output)
 
@@ -268,10 +268,10 @@ class ThreeCalls:
     def _start_again_or_update(self, optimizer: ZeroOptimizer, *, boundary: bool) -> bool:
         """Returns whether a known program does it all; at a boundary records the update if not."""
         with self._restarts_if_it_fails():
-            if self._folding.start_again(boundary=boundary):
+            if self._capture.start_again(boundary=boundary):
                 return True
             if boundary:
-                optimizer.folds.wanted = self._folding.before_update()
+                optimizer.folds.wanted = self._capture.before_update()
                 optimizer.step()
             return False
 
@@ -288,11 +288,11 @@ class ThreeCalls:
         """Starts the program of a micro-batch that no `step` ends."""
         keep_waiting(ending=None)
         with self._restarts_if_it_fails():
-            started = self._folding.start_again(boundary=False)
+            started = self._capture.start_again(boundary=False)
         failure = None if started else self._launch("micro")
         self._training.current.pass_launch()
         if failure is not None:
             raise failure
 
     def _launch(self, kind: str) -> Exception | None:
-        return self._launching.launch(kind, folded=self._folding.launching())
+        return self._launching.launch(kind, folded=self._capture.launching())

@@ -14,9 +14,9 @@ from spmdzero.backend import (
     host_memory,
     programs,
 )
+from spmdzero.backend.pure import Folds
 from spmdzero.optim import UpdateRule
 from spmdzero.plan import Layout
-from spmdzero.step._folds import Folds
 from spmdzero.step._numbers import numbers_of_groups
 from spmdzero.step._scales import LossScales, unscale
 from spmdzero.step._update import GroupUpdate, Member

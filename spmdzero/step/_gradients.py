@@ -129,6 +129,11 @@ class GradientStore:
             self.add_reduced(name, self.path.of_batch(name, grad))
 
     @property
+    def accumulates(self) -> bool:
+        """Whether there are accumulators, in which the gradients of micro-batches are summed."""
+        return bool(self._accumulators)
+
+    @property
     def outlive_programs(self) -> bool:
         """Whether gradients wait in tensors that outlive a program."""
         return bool(self._accumulators or self._deferred)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 
 from spmdzero.backend import IndexRange, IndexSites, arrays, first_flag
+from spmdzero.backend.pure import Folds
 from spmdzero.errors import NonFiniteError
-from spmdzero.step._folds import Folds
 from spmdzero.step._numbers import step_number
 from spmdzero.step._state import State
 

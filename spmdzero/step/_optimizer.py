@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from spmdzero.backend import relaid, resting, stored_zeros
+from spmdzero.backend.pure import Folds
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import UpdateRule
 from spmdzero.plan import Role
@@ -17,7 +18,6 @@ from spmdzero.step._autograd import autograd_grad
 from spmdzero.step._boundary import Boundary, MemberGroup
 from spmdzero.step._client_states import Count, States
 from spmdzero.step._deepspeed_names import NamedAsDeepSpeeds
-from spmdzero.step._folds import Folds
 from spmdzero.step._gradients import GradientStore
 from spmdzero.step._numbers import group_numbers, number_keys, scale_numbers
 from spmdzero.step._schedule_hold import ScheduleHold

@@ -13,7 +13,7 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import ShardingPlan
 
 # Names of tensors that a step replaces by new tensors; it writes into all others.
-_REPLACED = frozenset({"norm", "finite", "loss", "total"})
+_REPLACED = frozenset({"norm", "finite", "loss"})
 _NUMBERS = _REPLACED | {"counter/applied", "counter/skipped", "first_bad", "outside"}
 
 

@@ -13,10 +13,10 @@ import torch
 from harness.turns import Way, take_turns
 from harness.workload import Workload
 from peers.config import deepspeed_config
+from spmdzero.engine._whole_step import host_numbers
 
 import spmdzero
 from spmdzero.backend import arrays, draw_keys
-from spmdzero.engine._whole_step import host_numbers
 
 WARM_UP = 5
 Batch = tuple[torch.Tensor, ...]

@@ -163,7 +163,7 @@ def _accelerate(size: Size, steps: int, begin: Step, between: Step) -> str | Non
         if step % LOGGED == 0:
             loss.item()
         between()
-    return model.folding.reason
+    return model.capture.reason
 
 
 def _trainer(size: Size, steps: int, begin: Step, between: Step) -> str | None:
@@ -186,7 +186,7 @@ def _trainer(size: Size, steps: int, begin: Step, between: Step) -> str | None:
             _model(size), arguments, train_dataset=data, callbacks=[Turns()]
         )
         trainer.train()
-    return trainer.deepspeed.folding.reason
+    return trainer.deepspeed.capture.reason
 
 
 class _Module(lightning.LightningModule):
@@ -219,4 +219,4 @@ def _lightning(size: Size, steps: int, begin: Step, between: Step) -> str | None
             enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False,
         )  # fmt: skip
         trainer.fit(module, torch.utils.data.DataLoader(_rows(size, steps * ROWS), ROWS))
-    return trainer.strategy.model.folding.reason
+    return trainer.strategy.model.capture.reason

@@ -112,7 +112,7 @@ def three_calls(engine: spmdzero.Engine, steps: int, **data: Any) -> list[float]
 # How to train, and what tells whether that was traced.
 WAYS = {
     "train_batch": (train, operator.attrgetter("capture")),
-    "three calls": (three_calls, operator.attrgetter("folding")),
+    "three calls": (three_calls, operator.attrgetter("capture")),
 }
 
 

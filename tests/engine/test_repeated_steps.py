@@ -54,8 +54,8 @@ def compare(
     traced, folded = twins(**more)
     assert run(traced, between, factor) == run(folded, between, factor)
     assert_same_state(traced, folded)
-    assert folded.folding.traced == 0
-    return folded.folding.ends.repeated
+    assert folded.capture.traced == 0
+    return folded.capture.ends.repeated
 
 
 @pytest.mark.parametrize(
@@ -97,14 +97,14 @@ def test_micro_batches_that_no_step_ends_start_a_known_program_too() -> None:
     torch.manual_seed(1)
     assert accumulate(folded) == expected
     assert_same_state(*engines)
-    assert folded.folding.ends.repeated >= 2 * STEPS - 6
+    assert folded.capture.ends.repeated >= 2 * STEPS - 6
 
 
 def test_nothing_is_compiled_twice() -> None:
     # A program that no test before it, in the same process, has compiled.
     engine = make_engine(Tanh())
     three_calls(engine, STEPS)
-    assert engine.folding.ends.repeated >= STEPS - 3
+    assert engine.capture.ends.repeated >= STEPS - 3
     assert sum(c.count for c in engine.programs.compilations) == 1
 
 
@@ -187,9 +187,9 @@ def test_what_the_script_holds_of_the_state_stays_as_it_is() -> None:
     before = weight.detach().cpu()
     # The first of these steps computes the clone too.
     three_calls(engine, 1, first=4)
-    repeated = engine.folding.ends.repeated
+    repeated = engine.capture.ends.repeated
     three_calls(engine, 2, first=5)
-    assert engine.folding.ends.repeated == repeated + 2
+    assert engine.capture.ends.repeated == repeated + 2
     assert torch.equal(stays.cpu(), before)
     assert torch.equal(follows.cpu(), weight.detach().cpu())
     assert not torch.equal(follows.cpu(), before)
@@ -206,7 +206,7 @@ def test_states_that_are_cleared_start_anew() -> None:
 def test_states_that_are_cleared_are_freed() -> None:
     engine = make_engine()
     three_calls(engine, 4)
-    assert engine.folding.ends.repeated
+    assert engine.capture.ends.repeated
     before = weakref.ref(next(iter(engine.optimizer.state.values()))["exp_avg"])
     engine.optimizer.state.clear()
     three_calls(engine, 1, first=4)
@@ -226,12 +226,12 @@ def test_a_frozen_group_and_other_numbers_of_groups_are_followed() -> None:
 def test_retrace_has_every_program_learned_again() -> None:
     engine = make_engine()
     three_calls(engine, 5)
-    repeated = engine.folding.ends.repeated
+    repeated = engine.capture.ends.repeated
     engine.retrace()
     three_calls(engine, 1, first=5)
-    assert engine.folding.ends.repeated == repeated
+    assert engine.capture.ends.repeated == repeated
     three_calls(engine, 3, first=6)
-    assert engine.folding.ends.repeated > repeated
+    assert engine.capture.ends.repeated > repeated
 
 
 def test_an_output_that_the_script_keeps_is_computed() -> None:

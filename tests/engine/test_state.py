@@ -44,7 +44,7 @@ def test_a_name_leads_to_the_place_where_the_state_lists_it() -> None:
     places = {place.name: place for place in state.places()}
     roles = {"parameter", "accumulator", "master", "exp_avg", "exp_avg_sq"}
     names = {f"{role}/{name}" for role in roles for name in state.parameters}
-    names |= {"buffer/calls", "counter/applied", "counter/skipped", "norm", "total"}
+    names |= {"buffer/calls", "counter/applied", "counter/skipped", "norm"}
     names |= {"first_bad", "finite", "loss"}
     assert {name for name in places if not name.startswith("agreement/")} == names
     assert any(name.startswith("agreement/") for name in places)

@@ -102,7 +102,7 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
         "losses": losses,
         "weights": [p.detach().cpu().double().sum().item() for p in engine.module.parameters()],
         "compiled": compiled,
-        "folded": engine.folding.folded,
+        "folded": engine.capture.replayed,
         "sent": sent_by(case, engine) if case.get("sent") else [],
     }
 

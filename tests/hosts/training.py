@@ -126,7 +126,7 @@ def result_of(case: dict[str, Any]) -> dict[str, Any]:
             export(engine, case.get("export"))
     moved = moved_by(engine, case) if "mesh" in case.get("config", {}).get("spmd", {}) else []
     result = {"losses": losses, "weights": sums(engine), "world": engine.dp_world_size}
-    repeated = engine.folding.ends.repeated
+    repeated = engine.capture.ends.repeated
     return result | {
         "norms": norms, "moved": moved, "on_host": on_host(engine), "repeated": repeated
     }  # fmt: skip

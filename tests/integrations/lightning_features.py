@@ -258,7 +258,7 @@ def outcome(name: str) -> Any:
         return f"{type(error).__name__}: {error}"
     plain = kind()
     trained(plain, strategy="auto", devices=1)
-    folding = trainer.strategy.deepspeed_engine.folding
+    folding = trainer.strategy.deepspeed_engine.capture
     return {"ours": module.seen, "plain": plain.seen, "folded": folding.folded}
 
 

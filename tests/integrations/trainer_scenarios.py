@@ -203,7 +203,7 @@ def checkpointed(side: Side) -> dict[str, Any]:
         trainer = Trainer(gpt2(n_layer=6, resid_pdrop=0.1), arguments, train_dataset=rows)
         noted = train(trainer)
         engine = trainer.model_wrapped
-        found[name] = {"loss": noted["loss"], "traced": engine.folding.traced}
+        found[name] = {"loss": noted["loss"], "traced": engine.capture.traced}
         hlo: list[str] = []
         with engine.observe(lambda graph, hlo=hlo: hlo.append(graph.hlo())):
             batch = {key: torch.stack([row[key] for row in rows[: 8 * ROWS]]) for key in rows[0]}

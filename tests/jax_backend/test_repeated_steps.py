@@ -108,7 +108,7 @@ def test_the_three_calls_record_no_operation_for_each_parameter() -> None:
     engine = trained(4)
     optimizer = engine.optimizer
     engine.backward(engine(*make_batch(4, 0)))
-    optimizer.folds.wanted = engine.folding.before_update()
+    optimizer.folds.wanted = engine.capture.before_update()
     optimizer.step()
     tensors = [t for name, t in optimizer.tensors().items() if not name.startswith("counter/")]
     assert all(arrays.are_pending(tensors))

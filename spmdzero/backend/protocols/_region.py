@@ -144,6 +144,14 @@ class Forward(Protocol):
     def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Tracing) -> Passage:
         """Runs the module as a call does, but reads and writes nothing that the module holds."""
 
+    def note_folded(self) -> None:
+        """Records that the latest forward was one operation, which backward doesn't recompute."""
+
+    def settle(
+        self, *, written: Mapping[str, torch.Tensor], flags: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Writes the new values of a `Passage` to the module, and remembers its flags."""
+
     def backward(
         self, state: Mapping[str, torch.Tensor], *, key: KeySource, read: Reader
     ) -> contextlib.AbstractContextManager[None]:
@@ -195,14 +203,6 @@ class Region(Forward, Protocol):
 
     def recompute(self, policy: Recompute) -> None:
         """Has blocks of the model run again in backward from now on, as `policy` says."""
-
-    def note_folded(self) -> None:
-        """Records that the latest forward was one operation, which backward doesn't recompute."""
-
-    def settle(
-        self, *, written: Mapping[str, torch.Tensor], flags: Mapping[str, torch.Tensor]
-    ) -> None:
-        """Writes the new values of a `Passage` to the module, and remembers its flags."""
 
     def check_agreement(self) -> None:
         """Reads whether integer outputs and buffers were the same on every replica so far.

@@ -23,7 +23,6 @@ def fold_python(
     more: Sequence[torch.Tensor] = (),
     drawn: Collection[int] = (),
     known: Collection[int] = (),
-    seeds: bool = False,
 ) -> tuple[FoldedFunction, list[int]]:
     """Folds `function`, which runs the user's Python; leaves the generators as they were.
 
@@ -34,7 +33,6 @@ def fold_python(
         more: see `Compiler.fold`.
         drawn: the keys of random draws, to which the function adds while it runs.
         known: handles of buffers that it may read beside its inputs.
-        seeds: whether it may draw from the devices' own generator.
 
     Returns the folded function, and the index of each drawn key among those of `draw_keys`.
 
@@ -45,8 +43,9 @@ def fold_python(
         with compiler.record_uploads() as uploads:
             folded = compiler.fold(function, tensors, more=more)
         places = generators.places_of(drawn, who=who)
-    read = [constant for constant in folded.constants if not (seeds and constant.is_seed)]
-    for found in compiler.unknown_values(read, uploads, known=known):
+    if any(constant.is_seed for constant in folded.constants):
+        raise ImpureError(f"{who} draws from the devices' own generator")
+    for found in compiler.unknown_values(folded.constants, uploads, known=known):
         raise ImpureError(
             f"{who} uses a tensor {list(found.tensor.shape)} that is neither an input nor part of "
             "the module: register it as a buffer"
@@ -84,6 +83,5 @@ def _try(trace: Callable[[], Traced], who: str) -> Traced | ImpureError:
 def same_constants(mine: Sequence[Any], its: Sequence[Any]) -> bool:
     """Whether two folded functions of one program read the same values beside their inputs."""
     return all(
-        one.is_seed or compiler.same_value(one.tensor, other.tensor)
-        for one, other in zip(mine, its, strict=True)
+        compiler.same_value(one.tensor, other.tensor) for one, other in zip(mine, its, strict=True)
     )

@@ -13,7 +13,7 @@ from spmdzero.backend._current import arrays, current
 from spmdzero.backend._interrupts import let_in
 from spmdzero.backend._uploads import same_on_hosts
 from spmdzero.backend.forms._tree import Batch, map_tensors
-from spmdzero.backend.protocols._mesh import Mesh
+from spmdzero.backend.protocols._mesh import REPLICATED, Mesh
 from spmdzero.backend.protocols._region import (
     AttentionCall,
     KeySource,
@@ -119,6 +119,20 @@ class GlobalForward:
         _kept(watch, state)
         return Passage(output=output, written=watch.written(state), flags={}, state={})
 
+    def settle(
+        self, *, written: Mapping[str, torch.Tensor], flags: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Writes the new values of a `Passage`, which has no flags, to the module."""
+        if written:
+            own = self._own_state()
+            with torch.no_grad():
+                for name, value in written.items():
+                    self._mesh.commit(own[name], value, REPLICATED)
+            self._wrote(written.keys())
+
+    def note_folded(self) -> None:
+        """Does nothing: no backward of a global forward needs its latest call."""
+
     @contextlib.contextmanager
     def backward(
         self, state: Mapping[str, torch.Tensor], *, key: KeySource, read: ReadsBy
@@ -130,7 +144,7 @@ class GlobalForward:
     @contextlib.contextmanager
     def _own_left_alone(self) -> Iterator[None]:
         """Context that undoes writes into the module's own state, and then raises."""
-        own = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
+        own = self._own_state()
         before = {name: tensor.detach().clone() for name, tensor in own.items()}
         values = arrays.value_ids(list(own.values()))
         try:
@@ -145,6 +159,9 @@ class GlobalForward:
                 f"the forward writes {written[0]!r} by a reference that was kept from before, such "
                 f"as in a list of parameters: reach it as self.{written[0]}"
             )
+
+    def _own_state(self) -> dict[str, torch.Tensor]:
+        return {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
 
     def _call(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         self._rows = set()

@@ -32,6 +32,7 @@ from spmdzero.backend.protocols._region import (
     Wrote,
     ignore_writes,
 )
+from spmdzero.backend.pure import Folds
 from spmdzero.backend.replica import _manual
 from spmdzero.backend.replica._around import Around, FollowError, Provided
 from spmdzero.backend.replica._collectives import RowCollectives
@@ -103,7 +104,7 @@ class ReplicaRegion:
         # Number of backward passes inside the region, one inside another.
         self._in_backward = 0
         self.disagreements: dict[str, torch.Tensor] = {}
-        self._sites = IndexSites()
+        self._sites, self._folds = IndexSites(), Folds.of_few(mesh)
         self.recomputes = self.collects = self._alone = False
         self.read_at: str | None = None
 
@@ -245,11 +246,19 @@ class ReplicaRegion:
                     rest = self._layouts.get(name)
                     self._mesh.commit(own[name], value, rest.spec if rest else REPLICATED)
             self._wrote(written.keys())
-        for label, flag in flags.items():
-            known = self.disagreements.get(label)
-            known = self._nothing(flag.shape) if known is None else known
-            merged = first_flag(known, flag)
-            self.disagreements[label] = self._mesh.mark(merged, self._spec_of(merged))
+        if flags:
+            # The first flags are uploaded, so that they have the same graph as the later ones.
+            known = [self.disagreements.get(label) for label in flags]
+            pairs = zip(known, flags.values(), strict=True)
+            known = [self._nothing(new.shape) if old is None else old for old, new in pairs]
+            merged = self._folds("flags", self._merged, [*known, *flags.values()])
+            self.disagreements.update(zip(flags, merged, strict=True))
+
+    def _merged(self, flags: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The known flags, which are the first half, with those of a forward, the second."""
+        half = len(flags) // 2
+        merged = map(first_flag, flags[:half], flags[half:])
+        return [self._mesh.mark(flag, self._spec_of(flag)) for flag in merged]
 
     @property
     def awaits_backward(self) -> bool:

@@ -4,7 +4,9 @@ from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
-from spmdzero.backend import FoldedFunction, Mesh, arrays, compiler, current
+from spmdzero.backend._current import arrays, compiler, current
+from spmdzero.backend.protocols._compiler import FoldedFunction
+from spmdzero.backend.protocols._mesh import Mesh
 
 Function = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
