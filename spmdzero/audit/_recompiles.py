@@ -9,8 +9,6 @@ _SHOWN = 5
 _KINDS = {
     "micro": "the program of a micro-batch",
     "boundary": "the program of a step's last micro-batch",
-    "folded micro": "the program of a micro-batch",
-    "folded boundary": "the program of a step's last micro-batch",
     "captured micro": "the captured program of a micro-batch",
     "captured boundary": "the captured program of a step's last micro-batch",
     "forward": "what Python reads in the forward",

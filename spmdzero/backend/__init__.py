@@ -60,10 +60,11 @@ from spmdzero.backend.forms._users_dtensors import is_dtensor, undistributed
 from spmdzero.backend.forms._with_graph import refuse_graph
 from spmdzero.backend.protocols._arrays import Arrays, Form
 from spmdzero.backend.protocols._compiler import (
-    CompiledProgram,
+    Beginning,
     Compiler,
     FoldedFunction,
-    ProgramLostError,
+    Kept,
+    Repeat,
     StandInKeptError,
 )
 from spmdzero.backend.protocols._mesh import REPLICATED, Across, Mesh, PartitionSpec, Reduction
@@ -78,7 +79,6 @@ from spmdzero.backend.protocols._region import (
     Tracing,
     refuse_gradient_hooks,
 )
-from spmdzero.backend.protocols._repeats import Beginning, Kept, Repeat
 
 __all__ = [
     "FLAG_SETS",
@@ -91,7 +91,6 @@ __all__ = [
     "AttentionCall",
     "Batch",
     "Beginning",
-    "CompiledProgram",
     "Compiler",
     "FoldedFunction",
     "Form",
@@ -105,7 +104,6 @@ __all__ = [
     "PartitionSpec",
     "Passage",
     "Placeholders",
-    "ProgramLostError",
     "Programs",
     "Reduction",
     "Region",

@@ -62,9 +62,8 @@ class SpmdConfig(Section):
             has no effect on torch_xla's CPU, whose programs can't be read back.
         check_finite: whether a non-finite loss or gradient raises before the update; under a
             dynamic loss scale, whose overflows are expected, only a loss.
-        capture: whether `engine.train_batch` replays its compiled programs, without tracing them
-            again, once it has seen that they stay the same, and the three calls reuse their earlier
-            traces.
+        capture: whether a step starts its compiled program without running the model's Python, once
+            it has seen that its traces stay the same (JAX).
         scan: whether four or more equal blocks of a ModuleList or Sequential are compiled once, as
             a loop: "auto" does so in programs for TPUs, "on" on any device; on the JAX backend.
         lengths: to which lengths clients' batches of texts are padded, so that few programs are

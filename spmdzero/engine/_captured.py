@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import arrays, current, draw_keys, key_of
+from spmdzero.backend import arrays, compiler, current, draw_keys, key_of
 from spmdzero.backend.pure import ModuleWatch
 from spmdzero.engine._folded_call import FoldedCall, Trained
 from spmdzero.engine._folded_forward import FoldedPass, Forward, ForwardContext, PassTracer
@@ -85,7 +85,7 @@ class CapturedCalls:
 
     def blocked(self) -> str | None:
         """Why nothing may be folded now, or None if folding is allowed."""
-        if current().repeats is None:
+        if current().compiler is None:
             return _RECORDS
         return self._kinds.blocked()
 
@@ -191,17 +191,16 @@ class CapturedCalls:
             forward, call.repeated = call.repeated or call.again(call, saved), None
             forwards.tracer.backward(forward, grads, folds=False)
             return
-        record, repeats = trust.record, current().repeats
-        assert repeats is not None
+        record = trust.record
         if not store.can_hold:
             self._record(record, inputs)
             return
-        kept = repeats.keep(inputs, first=store.settle)
+        kept = compiler.keep(inputs, first=store.settle)
         store.held = HeldBackward(
             names=record.labels,
             function=record.function,
             kept=kept,
-            record=lambda: self._record(record, repeats.tensors(kept)),
+            record=lambda: self._record(record, compiler.tensors(kept)),
         )
 
     def _record(self, backward: TracedFunction, inputs: Sequence[torch.Tensor]) -> None:
@@ -225,7 +224,7 @@ class CapturedCalls:
         return self._training.mesh.place(key_of(value))
 
     def _refusal(self) -> str | None:
-        if current().repeats is None:
+        if current().compiler is None:
             return _RECORDS
         refusal = self._kinds.refusal()
         if self._kinds.watch is not self._watch:

@@ -10,7 +10,6 @@ from spmdzero.backend import (
     TENSORS,
     Batch,
     UnknownContentError,
-    arrays,
     form_of,
     refuse_unknown,
 )
@@ -43,15 +42,6 @@ class InputForm:
         """
         form, tensors = _taken_apart((args, dict(kwargs)))
         return cls(form=form, tensors=tuple(tensors))
-
-    def with_places(self) -> Hashable:
-        """The form with each tensor's sharding, and the first tensor that has the same buffer.
-
-        None of the tensors may be pending.
-        """
-        handles = arrays.buffer_handles(self.tensors)
-        shared = tuple(handles.index(handle) for handle in handles)
-        return self.form, tuple(arrays.forms_of(self.tensors)), shared
 
 
 def _taken_apart(tree: Any) -> tuple[Hashable, list[torch.Tensor]]:

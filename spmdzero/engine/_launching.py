@@ -82,7 +82,7 @@ class Launching:
         failure = self._show(kind) if self.observers else None
         self.programs.compiling.look(self._program_text)
         before = Compiled.so_far()
-        launched = f"folded {kind}" if folded else kind
+        launched = f"captured {kind}" if folded else kind
         with self.compiling(kind, new=self.programs.is_new(launched)):
             runtime.sync()
         self._launched(kind, launched, Compiled.so_far() - before)
@@ -96,12 +96,6 @@ class Launching:
             what = "the step" if alone else "the step's last micro-batch"
         return explained(what, often="once for each shape of its inputs", new=new)
 
-    def started(self, kind: str, compiled: Compiled) -> None:
-        """Takes note that a captured program was started as `kind`, after compiling `compiled`."""
-        self.note_call()
-        self.programs.launching(self._training.counters.global_steps)
-        self._launched(kind, f"captured {kind}", compiled)
-
     def repeated(self, kind: str, start: Callable[[], bool]) -> bool:
         """Takes note of a folded micro-batch that `start` starts whole, if it returns True."""
         self.programs.launching(self._training.counters.global_steps)
@@ -109,7 +103,7 @@ class Launching:
         started = start()
         compiled = Compiled.so_far() - before
         if started:
-            self._launched(kind, f"folded {kind}", compiled)
+            self._launched(kind, f"captured {kind}", compiled)
         else:
             self.programs.not_the_scripts(compiled)
         return started

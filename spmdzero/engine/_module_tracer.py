@@ -12,7 +12,6 @@ from spmdzero.backend import (
     FoldedFunction,
     Passage,
     Tracing,
-    arrays,
     compiler,
     map_tensors,
 )
@@ -87,10 +86,10 @@ class ModuleTracer:
         An attribute that shares a buffer of the state is not among them: steps write there.
         """
         region = self._training.region
-        known = {*arrays.buffer_handles([region.replicas])} if region is not None else set()
+        known = {*compiler.handles([region.replicas])} if region is not None else set()
         attributes = device_attributes(self._training.module)
         if attributes:
-            known |= {*arrays.buffer_handles(attributes)} - {*arrays.buffer_handles(state)}
+            known |= {*compiler.handles(attributes)} - {*compiler.handles(state)}
         return known
 
     def refuse_reads(self) -> None:

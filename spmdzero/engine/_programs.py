@@ -64,9 +64,8 @@ class Compilation:
     Attributes:
         step: `engine.global_steps` at that time.
         kind: ``"micro"`` or ``"boundary"`` for the engine's own program, after ``"captured "`` if
-            `train_batch` is to replay it and after ``"folded "`` if the three calls fold;
-            ``"forward"`` for programs compiled between the first forward and the launch because
-            Python read a value.
+            it has the forward as one operation; ``"forward"`` for programs compiled between the
+            first forward and the launch because Python read a value.
         calls: the forwards since the launch before.
         count: number of programs.
         seconds: seconds that compiling took.

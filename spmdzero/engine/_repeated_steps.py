@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import Beginning, Repeat, current
+from spmdzero.backend import Beginning, Repeat, compiler
 from spmdzero.engine._launching import Launching
 from spmdzero.state._training import Training
 from spmdzero.step._ending import Ending
@@ -70,15 +70,14 @@ class RepeatedSteps:
             boundary: whether the micro-batch ends its step.
             blocked: whether something keeps steps from being folded now.
         """
-        backward, repeats = self._training.gradients.held, current().repeats
+        backward = self._training.gradients.held
         if backward is None:
             return False
-        assert repeats is not None
         kind, store = "boundary" if boundary else "micro", self._training.gradients
         # Without accumulators the gradient of a micro-batch waits in the program that is recorded.
         known = not blocked and (boundary or store.accumulates)
         if known and self._launching.repeated(
-            kind, lambda: self._started(repeats.beginning(backward.kept), backward, kind)
+            kind, lambda: self._started(compiler.beginning(backward.kept), backward, kind)
         ):
             return True
         store.settle()
@@ -149,15 +148,13 @@ class RepeatedSteps:
         *,
         boundary: bool,
     ) -> _Known | None:
-        training, repeats = self._training, current().repeats
-        optimizer, state = training.optimizer, training.state
+        training, optimizer, state = self._training, self._training.optimizer, self._training.state
         assert optimizer is not None
-        assert repeats is not None
         places = {p.name: p for p in state.places() if p.tensor is not None}
         named = {name: place.registry[place.key] for name, place in places.items()}
         numbers = training.mesh.place_all(optimizer.host_numbers()) if boundary else []
         with torch.inference_mode(mode=False), torch.no_grad():
-            arriving = backward.function(repeats.tensors(backward.kept))
+            arriving = backward.function(compiler.tensors(backward.kept))
             path, gradients = training.gradients.path, dict[str, torch.Tensor]()
             for name, grad in zip(backward.names, arriving, strict=True):
                 path.add(gradients, name, grad)
@@ -170,7 +167,7 @@ class RepeatedSteps:
             where = [places.get(name) or state.place(name) for name in new]
             values = [training.mesh.mark(new[p.name], p.spec) for p in where]
         order = {name: number for number, name in enumerate(places)}
-        repeat = repeats.build(
+        repeat = compiler.build(
             beginning,
             state=[*named.values()],
             new=values,

@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterable, Iterator
 
 import torch
 
-from spmdzero.backend import Form, arrays, compiler
+from spmdzero.backend import Form, arrays, runtime
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.state._training import Training
 
@@ -99,7 +99,7 @@ class FrozenShards:
                 whole = arrays.fresh(parameter)
                 self._training.state.write(f"parameter/{name}", whole, known=parameter)
         # With a pending write the step that follows would need a different program.
-        compiler.start_pending(self._training.device)
+        runtime.sync()
         self._stamps = self._stamped()
 
     def _now(self, names: Iterable[str]) -> list[Form]:

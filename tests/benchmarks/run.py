@@ -31,7 +31,6 @@ SECTIONS: Mapping[str, Section] = {
     "Matrix products": own_sections.matrix_products,
     "Host time": peer_sections.host_time,
     "Through a client": own_sections.clients,
-    "Stacked states": own_sections.stacked_states,
     "How gradients leave the replica region": peer_sections.reductions,
     "Small tensors": peer_sections.small_tensors,
     "Stage 1 over stage 0, with micro-batches": own_sections.accumulation,

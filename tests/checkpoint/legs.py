@@ -18,6 +18,7 @@ from spmdzero.formats import TrainingState, open_state
 from tests.checkpoint.runs import ROWS, make_model
 from tests.checkpoint.test_data_position import Augmented, by_hand, seed_all
 from tests.support.backends import VARIABLES
+from tests.support.engines import replays
 from tests.support.processes import run_module
 
 
@@ -89,7 +90,7 @@ def run_leg(leg: Leg, devices: int) -> Seen:
         "skipped": engine.skipped_steps,
         "steps": engine.global_steps,
         "samples": engine.global_samples,
-        "replayed": engine.capture.replayed,
+        "replayed": replays(engine),
     }
 
 

@@ -10,6 +10,7 @@ import torch
 import spmdzero
 from spmdzero.backend import REPLICATED, runtime
 from tests.checkpoint.runs import assert_state, batch, config, start, train, whole_state
+from tests.support.engines import replays
 
 FP16: dict[str, Any] = {"enabled": True, "hysteresis": 1}
 CASES: dict[str, dict[str, Any]] = {
@@ -96,17 +97,15 @@ def test_replayed_steps_go_on_from_a_checkpoint_as_if_nothing_had_happened(
     stop, end = 6, 12
     engine = start(settings)
     train_steps(engine, range(stop))
-    assert engine.capture.replayed
+    assert replays(engine)
     engine.save_checkpoint(tmp_path)
     undisturbed = train_steps(engine, range(stop, end))
     after = whole_state(engine)
     # Into the engine itself, whose programs are at hand, and into one that has captured nothing.
     for resumed in (engine, start(settings)):
         resumed.load_checkpoint(tmp_path)
-        replayed = resumed.capture.replayed
         assert train_steps(resumed, range(stop, end)) == undisturbed
-        assert resumed.capture.replayed > replayed, resumed.capture
-        assert resumed.capture.reason is None, resumed.capture
+        assert replays(resumed), resumed.capture
         assert_state(resumed, after)
 
 

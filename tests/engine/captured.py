@@ -1,6 +1,5 @@
 """The model, the data and the comparison of the tests of captured steps."""
 
-import operator
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,15 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import spmdzero
-from spmdzero.backend import current, runtime
+from spmdzero.backend import runtime
 from spmdzero.engine._step_end import EVERY, AgreementRhythm
 
-# Why a step is traced whose Python makes another number each time: torch_xla hands numbers to a
-# program, on JAX they are part of it.
-CHANGED_NUMBER = {
-    "torch_xla": "a number that Python makes in the forward changes",
-    "jax": "a number in it is not the same",
-}[current().name]
+CHANGED_NUMBER = "a number in it is not the same"
 ROWS, LENGTH, WIDTH = 16, 4, 16
 
 
@@ -109,17 +103,13 @@ def three_calls(engine: spmdzero.Engine, steps: int, **data: Any) -> list[float]
     return losses
 
 
-# How to train, and what tells whether that was traced.
-WAYS = {
-    "train_batch": (train, operator.attrgetter("capture")),
-    "three calls": (three_calls, operator.attrgetter("capture")),
-}
+WAYS = {"train_batch": train, "three calls": three_calls}
 
 
 def twins(
     module: Callable[[], nn.Module] = Residual, **more: Any
 ) -> tuple[spmdzero.Engine, spmdzero.Engine]:
-    """An engine that traces and one that replays or folds."""
+    """An engine that traces and one that replays."""
     engines = []
     for capture in (False, True):
         torch.manual_seed(0)
@@ -141,20 +131,18 @@ def state(engine: spmdzero.Engine) -> dict[str, torch.Tensor]:
 
 
 def row(*case: Any, slow: bool = False) -> Any:
-    """A row of a table of cases; JAX's backend alone starts the three calls again."""
-    marks = [pytest.mark.backends("jax")] * ("three calls" in case)
-    return pytest.param(*case, marks=[*marks, *[pytest.mark.slow] * slow])
+    """A row of a table of cases."""
+    return pytest.param(*case, marks=[pytest.mark.slow] * slow)
 
 
 def assert_same(mine: Any, its: Any) -> None:
-    """Bit for bit; on JAX to rounding.
+    """To rounding.
 
-    There a step that is traced and one that is started again are compiled from two recordings. XLA
-    fuses an operation with what else its program has, and on some processors the last bit of a sum
-    is another. Adam's division carries it to the tenth step as 1e-6 of a weight.
+    A step that is traced and one that is started again are compiled from two recordings. XLA fuses
+    an operation with what else its program has, and on some processors the last bit of a sum is
+    another. Adam's division carries it to the tenth step as 1e-6 of a weight.
     """
-    close = {"rtol": 1e-5, "atol": 1e-6} if current().name == "jax" else {"rtol": 0, "atol": 0}
-    torch.testing.assert_close(mine, its, **close, equal_nan=True)
+    torch.testing.assert_close(mine, its, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 def assert_same_state(one: spmdzero.Engine, other: spmdzero.Engine) -> None:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import spmdzero
+from tests.support.engines import replays
 
 WIDTH, LAYERS, ROWS, STEPS = 64, 4, 8, 5
 
@@ -49,7 +50,7 @@ def train(style: str, precision: str) -> None:
         else:
             engine.backward(engine(x))
             engine.step()
-    assert engine.capture.replayed > 0
+    assert replays(engine)
 
 
 def copied(folder: Path) -> list[str]:

@@ -240,7 +240,7 @@ def test_a_plain_backward_through_checkpointed_activations_trains_or_is_refused(
             return self.second(hidden.relu()).pow(2).mean()
 
     # A folded forward has all that its backward runs again; a traced one runs it in the region.
-    if current().repeats is not None:
+    if current().compiler is not None:
         folded = start(Checkpointed())
         folded(batch(0)).backward()
         folded.step()

@@ -22,7 +22,7 @@ from tests.engine.captured import (
 )
 from tests.support.selected import outside
 
-pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+pytestmark = pytest.mark.backends("jax")
 
 STEPS = 100
 WARMUP = {"type": "WarmupDecayLR", "params": {"total_num_steps": 80, "warmup_num_steps": 20}}

@@ -10,7 +10,7 @@ import torch
 from spmdzero.backend import counters, runtime
 from tests.engine.captured import batches, captured, make_engine
 
-pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+pytestmark = pytest.mark.backends("jax")
 
 
 @pytest.mark.slow

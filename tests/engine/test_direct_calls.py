@@ -102,6 +102,7 @@ def test_a_cpu_input_is_named_before_it_is_refused(
     assert "x.to(engine.device)" in caplog.text
 
 
+@pytest.mark.backends("jax")
 def test_the_hook_that_says_it_leaves_capture_alone() -> None:
     engine = start(Mean())
     for _ in range(5):

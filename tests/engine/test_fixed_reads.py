@@ -20,7 +20,7 @@ from tests.engine.captured import (
     twins,
 )
 
-pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
+pytestmark = pytest.mark.backends("jax")
 
 OUTSIDE: dict[str, torch.Tensor] = {}
 
@@ -66,10 +66,10 @@ class UsesPositions(Residual):
 def test_what_is_the_same_at_each_step_needs_no_trace(
     module: Callable[[], nn.Module], way: str
 ) -> None:
-    run, counts = WAYS[way]
+    run = WAYS[way]
     engines = twins(module)
     assert_twins_agree(engines, lambda engine: run(engine, 7))
-    assert counts(engines[1]).reason is None
+    assert engines[1].capture.reason is None
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_what_may_be_another_at_the_next_step_is_traced(
     reason: str,
     way: str,
 ) -> None:
-    run, counts = WAYS[way]
+    run = WAYS[way]
 
     def rerun(engine: spmdzero.Engine) -> list[float]:
         losses: list[Any] = []
@@ -163,4 +163,4 @@ def test_what_may_be_another_at_the_next_step_is_traced(
     runtime.start()
     engines = twins(module)
     assert_twins_agree(engines, rerun)
-    assert reason in str(counts(engines[1]).reason)
+    assert reason in str(engines[1].capture.reason)

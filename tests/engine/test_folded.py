@@ -166,7 +166,7 @@ def test_a_step_that_is_watched_first_is_no_recompilation() -> None:
         train(1)
     train(2)
     kinds = [compilation.kind for compilation in engine.programs.compilations]
-    assert kinds == ["boundary", "folded boundary"]
+    assert kinds == ["boundary", "captured boundary"]
     assert "recompilation" not in str(engine.doctor())
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from spmdzero.backend import counters, runtime
+from spmdzero.backend import counters, current, runtime
 from spmdzero.errors import ReplicaRegionError
 from tests.support.engines import Mean, one_call, start, three_calls
 from tests.support.processes import run_python
@@ -78,8 +78,8 @@ def test_what_forward_prints_of_a_tensor_is_printed_at_each_step() -> None:
         # Each step's own values: the parameters have moved.
         assert len(set(heard)) == steps
         assert all(text.count("\n  replica ") == 8 for text in heard)
-    assert "reads a value from the devices" in str(engine.capture.reason)
-    assert "reads a value from the devices" in str(engine.capture.reason)
+    if current().compiler is not None:
+        assert "reads a value from the devices" in str(engine.capture.reason)
 
 
 def test_a_loss_with_what_a_hook_kept_is_refused_and_the_next_step_trains() -> None:

@@ -10,8 +10,7 @@ from spmdzero.utils import safe_get_full_fp32_param
 from torch import nn
 
 import spmdzero
-from spmdzero.backend import current
-from tests.support.engines import assert_trained_as, one_call, start, three_calls
+from tests.support.engines import assert_trained_as, one_call, replays, start, three_calls
 
 pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
 
@@ -99,7 +98,7 @@ def test_a_state_that_is_reset_in_mid_run_starts_anew_as_torchs(run: Any, reset:
         run(engine, rows)
     # Adam divides by the root of squares, where fp32's last digits of a gradient weigh more.
     assert_trained_as(engine, _torchs(reset), rtol=1e-4, atol=1e-5)
-    assert engine.capture.replayed or current().repeats is None
+    assert replays(engine)
 
 
 def test_masters_keep_their_digits_when_states_are_cleared() -> None:

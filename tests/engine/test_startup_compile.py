@@ -15,7 +15,7 @@ from tests.support.processes import run_python
 pytestmark = pytest.mark.backends("torch_xla", test_all="jax")
 
 # torch_xla's backend folds no call.
-FOLDED = "" if current().repeats is None else "folded "
+FOLDED = "" if current().compiler is None else "captured "
 
 
 def trained(model: nn.Module, *, gas: int = 1) -> spmdzero.Engine:

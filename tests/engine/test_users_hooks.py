@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import spmdzero
-from tests.support.engines import Mean, config, one_call, three_calls
+from tests.support.engines import Mean, config, one_call, replays, three_calls
 
 pytestmark = pytest.mark.backends("any")
 
@@ -84,7 +84,7 @@ def test_step_hooks_may_come_and_go_after_initialize() -> None:
         one_call(engine, X)
     assert hooks.calls == []
     # No hook is left that would have each step traced.
-    assert engine.capture.reason is None
+    assert replays(engine)
     late: list[torch.optim.Optimizer] = []
     client.register_step_post_hook(lambda optimizer, *_: late.append(optimizer))
     one_call(engine, X)
@@ -160,7 +160,7 @@ def test_a_group_that_is_added_to_the_optimizer_given_to_initialize_is_refused()
     assert len(client.param_groups) == 1
     for _ in range(4):
         one_call(engine, X)
-    assert engine.capture.reason is None
+    assert replays(engine)
     # An optimizer that no engine trains for any more is torch's own again.
     del engine, model
     client.param_groups.clear()

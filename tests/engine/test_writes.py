@@ -12,7 +12,7 @@ from torch import nn
 import spmdzero
 from spmdzero.backend import Mesh, runtime
 from spmdzero.backend.pure import ModuleWatch
-from tests.support.engines import one_call, start, three_calls
+from tests.support.engines import one_call, replays, start, three_calls
 
 pytestmark = pytest.mark.backends("jax", test_all="torch_xla")
 
@@ -140,7 +140,7 @@ STYLES = {"three calls": three_calls, "train_batch": one_call}
 def test_every_write_of_a_replica_is_kept(initial: dict[str, torch.Tensor], style: str) -> None:
     engine = _engine(initial)
     _assert_same(_train(engine, STYLES[style]), _torchs(initial))
-    assert engine.capture.replayed
+    assert replays(engine)
 
 
 @pytest.mark.slow

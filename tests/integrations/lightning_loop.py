@@ -212,7 +212,7 @@ def run(role: str, order: dict[str, Any]) -> dict[str, Any]:
     seen: dict[str, Any] = watch.seen | found
     if role == "spmdzero":
         engine = trainer.strategy.deepspeed_engine
-        seen["folding"] = [engine.capture.replayed, engine.capture.traced]
+        seen["folding"] = [engine.capture.replayed + engine.capture.compared, engine.capture.traced]
         seen["rows"] = engine.train_micro_batch_size_per_gpu() * engine.mesh.size
         seen["parameters"] = sum(p.numel() for p in module.parameters())
         seen["dtype"] = str(next(module.parameters()).dtype)

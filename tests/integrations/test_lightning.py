@@ -63,7 +63,7 @@ def test_a_script_on_8_devices_has_the_numbers_of_lightning_alone():
     assert_same_numbers(ours, plain)
     assert ours["norms"] == pytest.approx(plain["norms"], rel=TOLERANCE)
     # Logging and measuring in a step keep no step from being folded.
-    if current().repeats is not None:
+    if current().compiler is not None:
         assert ours["folding"] == [20, 0]
     # Each of two batch sizes was seen three times by then.
     assert len(set(ours["compiled"][9:])) == 1
@@ -153,7 +153,7 @@ def test_what_steps_do_beside_training_is_done_with_the_rows_of_all_devices():
         ours, plain = flat(seen[name]["ours"]), flat(seen[name]["plain"])
         assert ours == pytest.approx(plain, rel=TOLERANCE), name
         assert len(ours) > 5
-    if current().repeats is None:
+    if current().compiler is None:
         # torch_xla's backend folds nothing.
         return
     folded = {name: seen[name]["folded"] for name in names}

@@ -105,7 +105,7 @@ def test_a_trainer_trains_evaluates_and_saves_as_on_the_cpu(tmp_path: Path) -> N
     assert "error" not in checkpointed, checkpointed["error"]
     before, after = checkpointed["without"], checkpointed["with"]
     assert after["loss"] == pytest.approx(before["loss"], rel=1e-6)
-    if current().repeats is not None:
+    if current().compiler is not None:
         assert (before["traced"], after["traced"]) == (0, 0)
     assert after["bytes"] < before["bytes"] / 2
 

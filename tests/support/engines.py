@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import spmdzero
-from spmdzero.backend import counters
+from spmdzero.backend import counters, current
 from spmdzero.engine._step_end import AgreementRhythm
 
 Batch: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
@@ -61,6 +61,11 @@ def three_calls(engine: spmdzero.Engine, *batches: Batch) -> torch.Tensor:
 def one_call(engine: spmdzero.Engine, *batches: Batch) -> torch.Tensor:
     """`train_batch` of the micro-batches."""
     return engine.train_batch(iter(batches))
+
+
+def replays(engine: spmdzero.Engine) -> bool:
+    """Whether steps ran without the model's Python, where the backend can do that."""
+    return engine.capture.replayed > 0 or current().compiler is None
 
 
 def assert_trained_as(

@@ -9,7 +9,6 @@ from spmdzero.backend.jax import (
     host_memory,
     lowering,
     programs,
-    repeats,
     runtime,
 )
 from spmdzero.backend.jax.mesh import DeviceMesh
@@ -43,7 +42,6 @@ JAX = Backend(
     recomputed=recomputed,
     recomputed_from_host=recomputed_from_host,
     host_memory=host_memory,
-    repeats=repeats,
     lowering=lowering,
     device_memory=device_memory,
 )

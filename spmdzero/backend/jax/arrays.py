@@ -94,11 +94,6 @@ def are_pending(tensors: Sequence[torch.Tensor]) -> list[bool]:
     return [isinstance(t, LazyTensor) and value_of(t).node is not None for t in tensors]
 
 
-def buffer_handles(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """An id of the memory of each computed tensor; tensors that share memory have the same."""
-    return [value_of(tensor).serial for tensor in tensors]
-
-
 def memory_of(tensor: torch.Tensor) -> "weakref.ref[Value]":
     """An id of the memory of `tensor`, for `is_kept_beside`."""
     return weakref.ref(value_of(tensor))
@@ -234,7 +229,7 @@ def local_replicas(tensor: torch.Tensor) -> list[int]:
 
 
 __all__ = [
-    "PARAMETER", "apart", "are_on_host", "are_pending", "attributes", "buffer_handles", "fresh",
+    "PARAMETER", "apart", "are_on_host", "are_pending", "attributes", "fresh",
     "indices_behind", "inner", "is_kept_beside", "is_mine", "is_split",
     "local_replicas", "local_shapes", "local_shards", "local_slices", "memory_of", "read",
     "replace", "set_value", "shapes_of", "sharding_of", "value_ids", "write_stamp",

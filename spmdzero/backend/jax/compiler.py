@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 
 from spmdzero.backend.forms._stand_ins import nothing_outlives
-from spmdzero.backend.jax import runtime
-from spmdzero.backend.jax.graph._alone import compile_alone
 from spmdzero.backend.jax.graph._folded import Constant, fold, same_value, stand_in
+from spmdzero.backend.jax.graph._repeats import beginning, build, keep, tensors
 from spmdzero.backend.jax.lazy import _host
 from spmdzero.backend.jax.lazy._cells import cells
 from spmdzero.backend.jax.lazy._dispatch import value_of
@@ -17,15 +16,23 @@ from spmdzero.backend.jax.lazy._tensor import DEVICE
 from spmdzero.backend.jax.lazy._values import Value, latest_serial
 
 __all__ = [
-    "compile_alone",
+    "beginning",
+    "build",
     "fold",
+    "handles",
+    "keep",
     "no_stand_in_left",
     "record_uploads",
     "same_value",
     "stand_in",
-    "start_pending",
+    "tensors",
     "unknown_values",
 ]
+
+
+def handles(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """An id of the memory of each computed tensor; tensors that share memory have the same."""
+    return [value_of(tensor).serial for tensor in tensors]
 
 
 def no_stand_in_left() -> contextlib.AbstractContextManager[None]:
@@ -92,9 +99,4 @@ def unknown_values(
         uploads: those recorded since the trace began.
         known: handles of other constants that stay the same.
     """
-    return [c for c in inputs if c.is_seed or not (c.handle in known or c.handle in uploads)]
-
-
-def start_pending(device: torch.device) -> None:
-    """Starts the recorded operations."""
-    runtime.sync()
+    return [c for c in inputs if not (c.handle in known or c.handle in uploads)]

@@ -85,9 +85,6 @@ class Arrays(Protocol):
     def are_pending(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
         """Whether each tensor is pending: the result of operations that have not been started."""
 
-    def buffer_handles(self, tensors: Sequence[torch.Tensor]) -> list[int]:
-        """An id of the memory of each computed tensor; tensors that share memory have the same."""
-
     def memory_of(self, tensor: torch.Tensor) -> Any:
         """An id of the memory of `tensor`, for `is_kept_beside`."""
 

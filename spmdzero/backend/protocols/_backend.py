@@ -13,7 +13,6 @@ from spmdzero.backend.protocols._host_memory import HostMemory
 from spmdzero.backend.protocols._mesh import Mesh, Reduction
 from spmdzero.backend.protocols._programs import Counters, Flags, Lowering, Programs
 from spmdzero.backend.protocols._region import Forward, Region
-from spmdzero.backend.protocols._repeats import Repeats
 from spmdzero.backend.protocols._runtime import Runtime
 from spmdzero.plan import MeshSpec
 
@@ -25,7 +24,7 @@ class Backend:
     Attributes:
         name: of the backend, and of the package that it uses.
         device_type: torch's name for the devices: of `tensor.device.type`, and for autocast.
-        runtime, arrays, programs, compiler, counters, flags: see their protocols.
+        runtime, arrays, programs, counters, flags: see their protocols.
         mesh: makes the devices of a `MeshSpec`.
         region: makes the `Region` that runs a module once per device. Arguments: `mesh`, `module`
             (its parameters and buffers live on the mesh, replicated), `sink`, `rules`, `autocast`
@@ -50,8 +49,8 @@ class Backend:
             it again in the backward pass.
         recomputed_from_host: does what `recomputed` does, and keeps the inputs in the host's memory
             until backward; a log line says so if they stay on the devices.
+        compiler: see its protocol; None for a backend that records each step.
         host_memory: the host's memory; None for a backend that can't use it.
-        repeats: starts known programs again; None for a backend that records each step.
         lowering: hands programs to compilers of chips that aren't here; None for a backend that
             can't.
         shared_replicas: whether devices can share the work of a replica, along an axis.
@@ -69,7 +68,6 @@ class Backend:
     runtime: Runtime
     arrays: Arrays
     programs: Programs
-    compiler: Compiler
     counters: Counters
     flags: Flags
     mesh: Callable[[MeshSpec], Mesh]
@@ -82,7 +80,7 @@ class Backend:
     recomputed: Callable[..., Any]
     recomputed_from_host: Callable[..., Any]
     host_memory: HostMemory | None = None
-    repeats: Repeats | None = None
+    compiler: Compiler | None = None
     lowering: Lowering | None = None
     shared_replicas: bool = True
     loops: bool = True

@@ -1,8 +1,8 @@
-"""Protocol of a backend's compiler: functions of tensors, traced once and compiled."""
+"""Protocol of a backend's compiler: functions traced once, and programs started again."""
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -10,10 +10,6 @@ import torch
 
 class StandInKeptError(Exception):
     """The traced code kept a tensor that it computed while it was traced."""
-
-
-class ProgramLostError(Exception):
-    """A compiled program was discarded, because others have been used since."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -88,28 +84,53 @@ class FoldedFunction:
         )
 
 
-class CompiledProgram(Protocol):
-    """A compiled program on the devices."""
+class Kept(Protocol):
+    """The values that tensors had at one time, whatever is written into the tensors later."""
 
-    def run(
-        self, sources: Sequence[torch.Tensor], into: Sequence[torch.Tensor | None]
-    ) -> list[torch.Tensor]:
-        """Starts the program; the donated tensors of `sources` are gone afterwards.
+    def release(self) -> None:
+        """Lets programs overwrite the values."""
+
+
+class Beginning(Protocol):
+    """The operations that are recorded and not started, and the values that the rest will take."""
+
+    @property
+    def key(self) -> Hashable:
+        """It is equal for beginnings that compute the same from other values."""
+
+    def text(self) -> str:
+        """The text of these operations, as `Programs.text` has it."""
+
+
+class Repeat(Protocol):
+    """A program that computes a beginning and the rest of a step, for like beginnings."""
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """Indices of the state's tensors that the program reads."""
+
+    def start(
+        self,
+        beginning: Any,
+        *,
+        state: Sequence[torch.Tensor],
+        numbers: Sequence[torch.Tensor],
+        into: Sequence[torch.Tensor | None],
+    ) -> list[torch.Tensor] | None:
+        """Starts the program: it computes what is recorded, and does the rest of the step.
 
         Args:
-            sources: the program's arguments.
-            into: for each output the tensor that takes its value, as in `Arrays.set_value`, or None
-                for a new tensor.
+            beginning: what is recorded now; the values kept for it are given up.
+            state: the tensors of `reads`.
+            numbers: as for `build`.
+            into: for each of its `new` the tensor that takes it, or None for a new one.
 
-        Returns the tensors that hold the outputs.
-
-        Raises:
-            ProgramLostError: the program was discarded; nothing has changed.
+        Returns the tensors of `new`; None if the program doesn't fit, and nothing has happened.
         """
 
 
 class Compiler(Protocol):
-    """Compiles functions that are written in Python."""
+    """Compiles functions that are written in Python, and starts what is compiled again."""
 
     def fold(
         self,
@@ -138,23 +159,6 @@ class Compiler(Protocol):
             StandInKeptError: some code kept such a tensor, which was taken from it.
         """
 
-    def compile_alone(
-        self,
-        function: FoldedFunction,
-        sources: Sequence[torch.Tensor],
-        *,
-        donated: Mapping[int, int],
-        state: int,
-    ) -> CompiledProgram:
-        """Compiles a folded function as a program of its own.
-
-        Args:
-            function: made by `fold`.
-            sources: the arguments of the first call, all computed.
-            donated: output -> the source whose memory the output takes, of the same size.
-            state: the first `state` sources outlive the program, and share no memory.
-        """
-
     def record_uploads(self) -> contextlib.AbstractContextManager[Any]:
         """Context that records each upload inside, for `unknown_values`."""
 
@@ -169,8 +173,45 @@ class Compiler(Protocol):
             known: handles of other constants that stay the same.
         """
 
+    def handles(self, tensors: Sequence[torch.Tensor]) -> list[int]:
+        """An id of the memory of each computed tensor; tensors that share memory have the same."""
+
     def same_value(self, mine: torch.Tensor, its: torch.Tensor) -> bool:
         """Whether two computed tensors on the devices are equal; NaN equals NaN."""
 
-    def start_pending(self, device: torch.device) -> None:
-        """Starts the pending operations as `Runtime.sync` does, without ending a step."""
+    def keep(
+        self, tensors: Sequence[torch.Tensor], *, first: Callable[[], None] | None = None
+    ) -> Kept:
+        """Keeps the present values of `tensors`, which no program may overwrite meanwhile.
+
+        Args:
+            tensors: on the devices.
+            first: what is done before another program starts, such as that of a value that is read.
+        """
+
+    def tensors(self, kept: Any) -> list[torch.Tensor]:
+        """New tensors with the values that were kept."""
+
+    def beginning(self, kept: Any) -> Beginning:
+        """Returns what is recorded now, after which operations on the `kept` values follow."""
+
+    def build(
+        self,
+        beginning: Any,
+        *,
+        state: Sequence[torch.Tensor],
+        new: Sequence[torch.Tensor],
+        into: Sequence[int | None],
+        numbers: Sequence[torch.Tensor],
+        constants: Sequence[torch.Tensor],
+    ) -> Repeat | None:
+        """Compiles a beginning and the rest of its step; None if its inputs can't be told apart.
+
+        Args:
+            beginning: what is recorded now.
+            state: the tensors of the state.
+            new: pending tensors, computed by the rest of the step, which nobody writes.
+            into: for each of `new` the index in `state` of the tensor that takes it, or None.
+            numbers: the host's uploads for the rest, others at each step.
+            constants: tensors that the rest reads, the same at each step.
+        """

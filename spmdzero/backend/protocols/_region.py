@@ -153,13 +153,14 @@ class Forward(Protocol):
         """Writes the new values of a `Passage` to the module, and remembers its flags."""
 
     def backward(
-        self, state: Mapping[str, torch.Tensor], *, key: KeySource, read: Reader
+        self, state: Mapping[str, torch.Tensor], *, key: KeySource, read: Reader | None
     ) -> contextlib.AbstractContextManager[None]:
         """Context for the backward pass of the output of `trace`.
 
         Args:
             state: of the `Passage`.
-            key, read: as in `Tracing`, for code that the user runs in the backward.
+            key, read: as in `Tracing`, for code that the user runs in the backward; None reads the
+                value.
         """
 
 

@@ -29,7 +29,7 @@ class Folds:
         It pays only where Python records operations, and needs a loss that all hosts have.
         """
         folds = cls()
-        folds.wanted = current().repeats is not None and mesh.across is None
+        folds.wanted = current().compiler is not None and mesh.across is None
         return folds
 
     def __call__(

@@ -135,10 +135,12 @@ class GlobalForward:
 
     @contextlib.contextmanager
     def backward(
-        self, state: Mapping[str, torch.Tensor], *, key: KeySource, read: ReadsBy
+        self, state: Mapping[str, torch.Tensor], *, key: KeySource, read: ReadsBy | None
     ) -> Iterator[None]:
         """Context for the backward of the output of `trace`."""
-        with reads_by(Reader(values=read, line=user_line)):
+        with contextlib.ExitStack() as reads:
+            if read is not None:
+                reads.enter_context(reads_by(Reader(values=read, line=user_line)))
             yield
 
     @contextlib.contextmanager

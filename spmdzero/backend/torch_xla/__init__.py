@@ -27,7 +27,6 @@ from spmdzero.backend.torch_xla import compile_cache, counters, flags, memory_ma
 from spmdzero.backend.torch_xla._backend import TORCH_XLA as BACKEND
 from spmdzero.backend.torch_xla._private import (
     are_pending,
-    buffer_handles,
     optimized_hlo,
     record_scopes,
     scope,
@@ -35,7 +34,5 @@ from spmdzero.backend.torch_xla._private import (
     sharding_of,
 )
 from spmdzero.backend.torch_xla.arrays import local_shards
-from spmdzero.backend.torch_xla.capture import compile_alone
-from spmdzero.backend.torch_xla.folding import fold
 from spmdzero.backend.torch_xla.mesh import DeviceMesh
 from spmdzero.backend.torch_xla.region import global_forward, replica_region

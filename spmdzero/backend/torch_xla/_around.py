@@ -15,7 +15,6 @@ from spmdzero.backend.replica._around import Provided
 from spmdzero.backend.torch_xla import runtime
 from spmdzero.backend.torch_xla._autocast import autocast
 from spmdzero.backend.torch_xla._quirks import TorchXlaQuirks
-from spmdzero.backend.torch_xla.fixed_values import is_fixed
 from spmdzero.backend.torch_xla.kernels import TorchsCalls, TorchsNorms
 
 
@@ -88,8 +87,8 @@ class TorchXlaAround:
             yield
 
     def is_fixed(self, tensor: torch.Tensor) -> bool:
-        """Whether a value will be the same at the next step, as far as is known."""
-        return is_fixed(tensor)
+        """Says that it isn't known: each step is recorded, and may read another."""
+        return False
 
     def is_same_everywhere(self, tensor: torch.Tensor) -> bool:
         """Says that it isn't known: no tensor is kept."""

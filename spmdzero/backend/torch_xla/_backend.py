@@ -11,7 +11,6 @@ from spmdzero.backend.replica import (
 )
 from spmdzero.backend.torch_xla import (
     arrays,
-    compiler,
     counters,
     flags,
     programs,
@@ -26,7 +25,6 @@ TORCH_XLA = Backend(
     runtime=runtime,
     arrays=arrays,
     programs=programs,
-    compiler=compiler,
     counters=counters,
     flags=flags,
     mesh=DeviceMesh,

@@ -11,7 +11,6 @@ from spmdzero.backend.protocols._arrays import Form
 from spmdzero.backend.torch_xla import _private, runtime
 from spmdzero.backend.torch_xla._private import (
     are_pending,
-    buffer_handles,
     is_split,
     local_replicas,
     local_shapes,
@@ -28,7 +27,6 @@ __all__ = [
     "are_on_host",
     "are_pending",
     "attributes",
-    "buffer_handles",
     "forms_of",
     "fresh",
     "indices_behind",

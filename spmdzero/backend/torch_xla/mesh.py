@@ -13,7 +13,6 @@ import torch_xla.distributed.spmd as xs
 from spmdzero.backend.protocols._mesh import REPLICATED, PartitionSpec
 from spmdzero.backend.torch_xla import _private, runtime
 from spmdzero.backend.torch_xla.arrays import fresh
-from spmdzero.backend.torch_xla.fixed_values import note_upload
 from spmdzero.plan import Layout, MeshSpec
 
 
@@ -134,7 +133,6 @@ class DeviceMesh:
         uploaded: Any = xm.send_cpu_data_to_device(
             [host], runtime.device(), input_sharding=sharding
         )
-        note_upload(uploaded[0])
         return uploaded[0]
 
     def place_part(self, host: torch.Tensor, spec: PartitionSpec) -> torch.Tensor:

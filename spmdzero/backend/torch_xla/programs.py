@@ -30,7 +30,7 @@ def text(tensors: Sequence[torch.Tensor]) -> str:
     """The text of the program of `tensors`; empty where none of them is pending."""
     pending = zip(tensors, _private.are_pending(tensors), strict=True)
     roots = [tensor for tensor, pends in pending if pends]
-    return _private.program_text(_private.annotated_program(roots)[0]) if roots else ""
+    return _private.program_text(_private.annotated_program(roots)) if roots else ""
 
 
 def start_trace(folder: str | os.PathLike[str]) -> None:

@@ -29,19 +29,11 @@ def ours(name: str, *, stage: int = 2, three_calls: bool = False, **spmd: Any) -
     return Candidate(name=f"spmdzero {name}", peer="ours", options=options)
 
 
-def on_torch_xla(candidate: Candidate) -> Candidate:
-    """The same on spmdzero's torch_xla backend."""
-    return dataclasses.replace(
-        candidate, name=f"{candidate.name}, on torch_xla", backend="torch_xla"
-    )
-
-
 ZERO_2, ZERO_1 = ours("ZeRO-2"), ours("ZeRO-1", stage=1)
 ZERO_3 = ours("ZeRO-3", stage=3)
 THREE_CALLS = ours("ZeRO-2, three calls", three_calls=True)
 TRACED = ours("ZeRO-2, traced", capture=False)
 THREE_TRACED = ours("ZeRO-2, three calls, traced", three_calls=True, capture=False)
-XLA_ZERO_2, XLA_TRACED = on_torch_xla(ZERO_2), on_torch_xla(TRACED)
 ANNOTATED = ours("ZeRO-2, annotated", reduction="annotated")
 EXPLICIT = ours("ZeRO-2, explicit", reduction="explicit")
 ALL_SHARDED = ours("ZeRO-2, min_shard_elements 1", min_shard_elements=1)
@@ -75,7 +67,7 @@ JAX_3 = Candidate(name="jax.jit ZeRO-3 by hand", peer="jax_zero", options={"stag
 
 STAGE_3 = (ZERO_3, DEEPSPEED_3, FSDP2_RESHARD, FSDPV2, JAX_3, ZERO_2)
 ALL = (
-    ZERO_2, THREE_CALLS, ZERO_1, XLA_ZERO_2, DEEPSPEED_2, DEEPSPEED_1, FSDP2, DDP,
+    ZERO_2, THREE_CALLS, ZERO_1, DEEPSPEED_2, DEEPSPEED_1, FSDP2, DDP,
     FSDPV2, XLA_DDP, JAX,
 )  # fmt: skip
-FEWER = (ZERO_2, THREE_CALLS, XLA_ZERO_2, DEEPSPEED_2, FSDP2, DDP, FSDPV2, JAX)
+FEWER = (ZERO_2, THREE_CALLS, DEEPSPEED_2, FSDP2, DDP, FSDPV2, JAX)

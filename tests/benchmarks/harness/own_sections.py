@@ -1,7 +1,6 @@
 """The page's sections that a script of their own measures, in one process."""
 
 import json
-import math
 import statistics
 import subprocess
 import sys
@@ -13,30 +12,6 @@ from pathlib import Path
 from harness import report
 from harness.launch import launch_alone
 from harness.scale import Scale
-
-
-def stacked_states(scale: Scale) -> Iterator[str]:
-    """Whether fewer, larger states would make a step cheaper."""
-    rows = []
-    for count in (2, 8):
-        answer = launch_alone(
-            "stacked_states", devices=count, model=scale.large, steps=5 * scale.large_steps
-        )
-        # The same arithmetic in fp32, which two programs may round differently.
-        if not math.isclose(answer["apart"]["sum"], answer["stacked"]["sum"], rel_tol=1e-6):
-            yield f"**The two ways did not do the same work**: {answer}.\n"
-            return
-        for way, found in answer.items():
-            times = [f"{found['host']:.1f}", f"{found['step']:.0f}"]
-            rows.append([str(count), way, str(found["tensors"]), *times])
-    yield (
-        "AdamW's update of all shards of the GPT of 85 M parameters, alone, compiled and started\n"
-        "as a captured step is: with two states for each parameter, as spmdzero does, and with\n"
-        "two for all parameters of the same shape, which their updates are cut from and put\n"
-        "together in. The host's part is torch_xla's start of the program, which is handed the\n"
-        "gradients too, and putting the results in place.\n"
-    )
-    yield report.markdown(["devices", "states", "tensors written", "host ms", "ms a step"], rows)
 
 
 def accumulation(scale: Scale) -> Iterator[str]:

@@ -134,14 +134,11 @@ def small_tensors(scale: Scale) -> Iterator[str]:
 
 
 def host_time(scale: Scale) -> Iterator[str]:
-    """What tracing costs the large model, and what captured and folded steps leave of it."""
+    """What the large model's Python costs, and what captured steps leave of it."""
     workload = Workload(model=scale.large, devices=2, steps=scale.large_steps)
     styles = {
         "`train_batch`": (who.TRACED, who.ZERO_2),
         "three calls": (who.THREE_TRACED, who.THREE_CALLS),
-        "`train_batch`, on torch_xla, which records the three calls": (
-            *(who.XLA_TRACED, who.XLA_ZERO_2),
-        ),
     }
     runs = run_all(workload, [each for pair in styles.values() for each in pair], rounds=1)
     times, peaks = [], []
@@ -159,34 +156,8 @@ def host_time(scale: Scale) -> Iterator[str]:
         'parameters, 12 layers, under spmdzero ZeRO-2 on 2 devices: with `"spmd": {"capture":\n'
         "false}`, and without.\n"
     )
-    titles = ["", "traced, host ms", "captured or folded, host ms", "ratio"]
+    titles = ["", "traced, host ms", "captured, host ms", "ratio"]
     yield report.markdown(titles, times)
     yield "\nHighest resident memory of the same processes:\n"
-    memory = ["", "traced, peak MiB", "captured or folded, peak MiB", "ratio"]
-    yield report.markdown(memory, peaks) + "\n"
-    yield from _bare_replay(scale)
-
-
-# What bare_replay.py answers -> how its row is called.
-_REPLAYS = {
-    "traced": "`train_batch`, traced",
-    "captured": "`train_batch`, captured",
-    "bare": "by hand",
-    "start": "of that, torch_xla's start of the program",
-    "put": "of that, putting the results in place",
-}
-
-
-def _bare_replay(scale: Scale) -> Iterator[str]:
-    answer = launch_alone("bare_replay", devices=2, model=scale.large, steps=5 * scale.large_steps)
-    yield (
-        "In turns in one process: `train_batch` traced, captured, and the captured step started\n"
-        "by hand with nothing checked or counted, where torch_xla starts a program of "
-        f"{answer['inputs']} inputs\nand {answer['outputs']} outputs, and its results take the "
-        "places of the old state.\n"
-    )
-    rows = [
-        [title, f"{answer[way]:.1f}", f"{answer['traced'] / answer[way]:.1f}"]
-        for way, title in _REPLAYS.items()
-    ]
-    yield report.markdown(["", "host ms", "traced / this"], rows)
+    memory = ["", "traced, peak MiB", "captured, peak MiB", "ratio"]
+    yield report.markdown(memory, peaks)

@@ -39,7 +39,7 @@ class Scale:
     fewer: tuple[Candidate, ...] = who.FEWER
     stage_3: tuple[Candidate, ...] = who.STAGE_3
     series: tuple[Candidate, ...] = (
-        who.ZERO_2, who.XLA_ZERO_2, who.DEEPSPEED_2, who.FSDP2, who.FSDPV2, who.JAX,
+        who.ZERO_2, who.DEEPSPEED_2, who.FSDP2, who.FSDPV2, who.JAX,
     )  # fmt: skip
     counts: tuple[int, ...] = (1, 2, 4, 8)
     accumulation: int = 8

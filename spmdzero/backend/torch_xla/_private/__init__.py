@@ -7,28 +7,19 @@ as much (`xs.mark_sharding` rebuilds an OpSharding at each call).
 # Import this first: with another version the rest may fail to import.
 from spmdzero.backend.torch_xla._private._version import TESTED_VERSION
 from spmdzero.backend.torch_xla._private.client import (
-    advance_seed,
     runtime_has_started,
-    seed_id,
-    seed_tensor,
     spmd_is_locked,
     start_runtime,
 )
 from spmdzero.backend.torch_xla._private.programs import (
-    ProgramLostError,
     annotated_program,
     cached_programs,
-    call,
     compile_pending,
-    computation,
-    donate,
     has_compiled,
     optimized_hlo,
     program_text,
     record_scopes,
-    run_compiled,
     scope,
-    without_scopes,
 )
 from spmdzero.backend.torch_xla._private.sharding import (
     MANUAL,
@@ -50,21 +41,11 @@ from spmdzero.backend.torch_xla._private.sharding import (
 )
 from spmdzero.backend.torch_xla._private.text import watch_text
 from spmdzero.backend.torch_xla._private.values import (
-    any_without_data,
     are_pending,
-    buffer_handles,
     buffer_ids,
     compute,
-    count_pending,
-    hold,
-    latest_tensor_id,
-    needs_placeholder,
     output_ids,
-    placeholder,
-    program_inputs,
     replace,
     set_value,
-    start_pending,
-    tensor_id,
     write_stamp,
 )

@@ -1,6 +1,5 @@
 """The client of the devices: whether it has started, and the seed of its generator."""
 
-import torch
 from torch_xla import _XLAC as _C
 
 
@@ -17,20 +16,3 @@ def runtime_has_started() -> bool:
 def start_runtime() -> None:
     """Creates the client of the devices, which reads its flags; a device's first use does too."""
     _C._init_computation_client()
-
-
-def seed_id() -> int:
-    """The id under which a program reads the seed of the device's own generator."""
-    return _C._get_seed_info_id()
-
-
-def seed_tensor(device: torch.device) -> torch.Tensor:
-    """The seed of the device's own generator, on the device."""
-    return _C._get_base_seed_as_tensor(str(device))
-
-
-def advance_seed(device: torch.device) -> None:
-    """Moves the device's own generator to its next state, as `sync` does."""
-    # torch's LazyGraphExecutor computes this in 64 bits (lazy_graph_executor.cpp, `MarkStep`).
-    seed = (1012031 + _C._xla_get_rng_seed() * 7012063) % 2**64
-    _C._xla_set_rng_seed(seed, str(device))

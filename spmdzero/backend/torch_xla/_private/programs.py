@@ -9,7 +9,6 @@ import torch
 from torch_xla import _XLAC as _C
 from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
 
-from spmdzero.backend.protocols._compiler import ProgramLostError
 from spmdzero.backend.torch_xla._environment import environment_variable
 from spmdzero.errors import SpmdZeroRuntimeError
 
@@ -35,21 +34,16 @@ def optimized_hlo(tensors: Sequence[torch.Tensor]) -> str:
     return text
 
 
-def annotated_program(
-    tensors: Sequence[torch.Tensor], *, inputs: Sequence[torch.Tensor] = ()
-) -> tuple[bytes, list[int]]:
+def annotated_program(tensors: Sequence[torch.Tensor]) -> bytes:
     """The pending program that computes `tensors`, as a serialised, unoptimised HLO module proto.
 
-    It has the shardings of inputs and values as annotations, except those of placeholders, and no
-    donation. Unlike `_get_xla_tensors_hlo_proto` it reads no environment variable that is fixed per
-    process.
-
-    Returns the proto, and for each of `inputs` its number among the program's inputs, -1 for none.
+    It has the shardings of inputs and values as annotations, and no donation. Unlike
+    `_get_xla_tensors_hlo_proto` it reads no environment variable that is fixed per process.
     """
     _wait_for_inputs()
     context = _C.lowering.LoweringContext("step")
     context.build(list(tensors))
-    return context.hlo(), [context.tensor_parameter_id(tensor) for tensor in inputs]
+    return context.hlo()
 
 
 def _wait_for_inputs() -> None:
@@ -58,27 +52,12 @@ def _wait_for_inputs() -> None:
     _C._xla_wait_device_ops([])
 
 
-def computation(proto: bytes) -> Any:
-    """A serialised HLO module as a computation that programs can call."""
-    return _C._xla_op_computation_from_module_proto("folded", proto)
-
-
 def program_text(proto: bytes) -> str:
     """A serialised HLO module as text, with the Python line of each operation if it was recorded.
 
     Lines are recorded while `record_scopes` asks for them.
     """
-    return _C._xla_computation_text(computation(proto))
-
-
-def call(computation: Any, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """A pending operation that calls `computation` on `arguments`, as many as it takes."""
-    return _C._xla_user_computation("xla::folded", list(arguments), computation)
-
-
-def donate(tensor: torch.Tensor) -> None:
-    """Lets the program that reads the buffer of `tensor` write an output into it (donation)."""
-    _C._set_buffer_donation(tensor, True)
+    return _C._xla_computation_text(_C._xla_op_computation_from_module_proto("step", proto))
 
 
 def compile_pending(roots: Sequence[torch.Tensor]) -> bytes:
@@ -91,21 +70,6 @@ def compile_pending(roots: Sequence[torch.Tensor]) -> bytes:
         program = _C._get_graph_hash(list(roots))
         _C._xla_warm_up_cache(list(roots), [])
     return program
-
-
-def run_compiled(program: bytes, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Starts a compiled program on other buffers; the outputs may not be computed yet.
-
-    Raises:
-        ProgramLostError: torch_xla has discarded the program; nothing was started or donated.
-    """
-    try:
-        return _C._run_cached_graph(program, inputs)
-    except RuntimeError as error:
-        # No call asks whether a program is in the cache, and none keeps it there.
-        if "Failed to get computation by hash" not in str(error):
-            raise
-        raise ProgramLostError from None
 
 
 def has_compiled() -> bool:
@@ -144,14 +108,3 @@ def record_scopes(enabled: bool, *, by: Any) -> None:
     else:
         _recorders.discard(by)
     _C._set_ir_debug(bool(_recorders))
-
-
-@contextlib.contextmanager
-def without_scopes() -> Iterator[None]:
-    """Context in which traced operations keep no scopes and lines, even if they are recorded."""
-    recorded = _C._get_ir_debug()
-    _C._set_ir_debug(False)
-    try:
-        yield
-    finally:
-        _C._set_ir_debug(recorded)

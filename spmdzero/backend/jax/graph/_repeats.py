@@ -48,7 +48,7 @@ class Beginning:
 
 
 def keep(tensors: Sequence[torch.Tensor], *, first: Callable[[], None] | None = None) -> Kept:
-    """See `spmdzero.backend.Repeats`."""
+    """See `spmdzero.backend.Compiler`."""
     return Kept(own_values(tensors), first)
 
 
@@ -144,7 +144,7 @@ def build(
     numbers: Sequence[torch.Tensor],
     constants: Sequence[torch.Tensor],
 ) -> Repeat | None:
-    """See `spmdzero.backend.Repeats`."""
+    """See `spmdzero.backend.Compiler`."""
     given, roots, old = beginning.given, beginning.roots, own_values(state)
     made, fixed = own_values(new), own_values([*numbers, *constants])
     if jax.process_count() > 1 and apart(roots):
