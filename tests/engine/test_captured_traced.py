@@ -149,7 +149,7 @@ def test_errors_of_the_users_own_are_no_reason_to_go_on_tracing(way: str) -> Non
 
 
 def test_a_tensor_outside_of_the_module_is_not_taken_for_a_constant() -> None:
-    engine = make_engine(KeepsTensorOutside(), spmd={"forward": "global"})
+    engine = make_engine(KeepsTensorOutside(dropout=0.0), spmd={"forward": "global"})
     OUTSIDE["tensor"] = engine.mesh.place(torch.full((1,), 2.0)).sum()
     train(engine, 5)
     assert engine.capture.replayed == 0
