@@ -2,14 +2,14 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec
 
 from spmdzero import engine, profiling
 from spmdzero.audit import audit, doctor
+from spmdzero.compat.engine import DeepSpeedEngine
 from spmdzero.explain import explain_engine, fit_recompute
 
 _Arguments = ParamSpec("_Arguments")
-_Made = TypeVar("_Made", bound=tuple[engine.Engine, Any, Any, Any])
 
 # These functions read engines, so the engine's own files can't import them.
 engine.Engine.audit = audit
@@ -17,9 +17,15 @@ engine.Engine.doctor = doctor
 engine.Engine.explain = explain_engine
 
 
-def _profiled(make: Callable[_Arguments, _Made]) -> Callable[_Arguments, _Made]:
+def _named_as_deepspeeds(
+    make: Callable[_Arguments, tuple[Any, Any, Any, Any]],
+) -> Callable[
+    _Arguments,
+    tuple[DeepSpeedEngine, engine.ZeroOptimizer | None, engine.ZeroDataLoader | None, Any],
+]:
     @functools.wraps(make)
-    def initialize(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Made:
+    def initialize(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Any:
+        kwargs.setdefault("engine_class", DeepSpeedEngine)
         made = make(*args, **kwargs)
         profiling.attach(made[0])
         fit_recompute(made[0])
@@ -28,4 +34,4 @@ def _profiled(make: Callable[_Arguments, _Made]) -> Callable[_Arguments, _Made]:
     return initialize
 
 
-initialize = _profiled(engine.initialize)
+initialize = _named_as_deepspeeds(engine.initialize)

@@ -6,6 +6,8 @@ from spmdzero.backend import replicated
 from spmdzero.compat import accelerator, checkpointing, comm
 from spmdzero.compat.accelerator import get_accelerator
 from spmdzero.compat.comm import init_distributed
+from spmdzero.compat.engine import DeepSpeedEngine
+from spmdzero.compat.engine import DeepSpeedEngine as Engine
 from spmdzero.compat.helpers import (
     OnDevice,
     add_config_arguments,
@@ -13,10 +15,8 @@ from spmdzero.compat.helpers import (
     tp_model_init,
 )
 from spmdzero.compat.logging import log_dist, logger
+from spmdzero.compat.optimizer import DeepSpeedOptimizer
 from spmdzero.compat.runtime_config import DeepSpeedConfig, DeepSpeedConfigError
-from spmdzero.engine import Engine
-from spmdzero.engine import Engine as DeepSpeedEngine
-from spmdzero.engine import ZeroOptimizer as DeepSpeedOptimizer
 from spmdzero.errors import (
     AuditError,
     NonFiniteError,

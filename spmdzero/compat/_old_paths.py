@@ -70,13 +70,13 @@ _MADE: dict[str, dict[str, str]] = {
     "runtime": {},
     "runtime.activation_checkpointing": {},
     "runtime.base_optimizer": {
-        "engine": "ZeroOptimizer=DeepSpeedOptimizer ZeroOptimizer=ZeROOptimizer"
+        "compat.optimizer": "DeepSpeedOptimizer DeepSpeedOptimizer=ZeROOptimizer"
     },
     "runtime.dataloader": {
         "compat.accelerator": "get_accelerator",
         "compat.helpers": "RepeatingLoader",
     },
-    "runtime.engine": {"engine": "Engine=DeepSpeedEngine"},
+    "runtime.engine": {"compat.engine": "DeepSpeedEngine"},
     "runtime.sequence_parallel": {},
     "runtime.zero": {"compat.zero_contexts": _CONTEXTS, "compat.zero_init": "Init"},
     "runtime.zero.partition_parameters": {
@@ -90,7 +90,7 @@ _MADE: dict[str, dict[str, str]] = {
     "runtime.zero.utils": {"compat.zero_contexts": "is_zero_param"},
     "runtime.zero.stage_1_and_2": {
         "compat.zero_estimate": _ESTIMATES,
-        "engine": "ZeroOptimizer=DeepSpeedZeroOptimizer",
+        "compat.optimizer": "DeepSpeedOptimizer=DeepSpeedZeroOptimizer",
         "plan": "estimate_zero2_model_states_mem_needs",
     },
     "sequence": {},

@@ -4,7 +4,7 @@ The module itself is the `mpu` that `initialize` takes: its size becomes the mes
 ``sequence``.
 """
 
-from spmdzero.compat.comm._row_sharers import (
+from spmdzero.backend.hosts._row_sharers import (
     RowSharers,
     forget_row_sharers,
     row_sharers,

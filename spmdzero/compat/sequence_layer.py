@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.compat.comm._row_sharers import RowSharers
+from spmdzero.backend.hosts._row_sharers import RowSharers
 from spmdzero.errors import SpmdZeroUsageError
 
 __all__ = ["DistributedAttention"]

@@ -7,6 +7,7 @@ from spmdzero.engine._ds_attributes import ZeroParamStatus
 from spmdzero.engine._engine import Engine
 from spmdzero.engine._initialize import engines_made, initialize
 from spmdzero.engine._loss import find_loss, inputs_of
+from spmdzero.engine._offers import offers
 from spmdzero.engine._parameter import ZeroParameter, release, trained_parameter
 from spmdzero.engine._plan_of import mesh_of
 from spmdzero.engine._programs import Call, Compilation, changed_calls
@@ -36,6 +37,7 @@ __all__ = [
     "initialize",
     "inputs_of",
     "mesh_of",
+    "offers",
     "release",
     "start_devices",
     "trained_parameter",

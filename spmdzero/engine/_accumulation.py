@@ -242,7 +242,7 @@ class Accumulation:
             return
         for _, parameter in found:
             set_autograd_grad(parameter, None)
-        name, scale = type(self._training.module).__name__, optimizer.loss_scaler.cur_scale
+        name, scale = type(self._training.module).__name__, optimizer.loss_scale
         line = line or user_line(otherwise="in a step")
         raise SpmdZeroUsageError(
             f"{line}: {name} has gradients of a loss that was not "

@@ -9,7 +9,7 @@ from spmdzero.backend.pure import package_of
 from spmdzero.engine._parameter import trained_parameter
 from spmdzero.engine._schedule import note_step
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.step._deepspeed_names import NamedAsDeepSpeeds
+from spmdzero.step._optimizer import ZeroOptimizer
 
 _HOOKS = (
     "_optimizer_step_pre_hooks",
@@ -44,7 +44,7 @@ class _Refusal:
         )
 
 
-def take_over(client: torch.optim.Optimizer, optimizer: NamedAsDeepSpeeds) -> None:
+def take_over(client: torch.optim.Optimizer, optimizer: ZeroOptimizer) -> None:
     """Makes the hooks of `client` run around the calls of the engine's `optimizer`.
 
     Calls that would read or make states of `client` raise from now on, while an engine trains for

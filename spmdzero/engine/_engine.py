@@ -8,8 +8,6 @@ from torch import nn
 
 from spmdzero.backend import runtime
 from spmdzero.backend.pure import HOOKS
-from spmdzero.compat.getters import ConfigGetters, DeepSpeedConfigNames
-from spmdzero.compat.refusals import raise_if_refused, refused_methods
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._captured import CapturedCalls
 from spmdzero.engine._checkpoints import Checkpoints
@@ -29,6 +27,7 @@ from spmdzero.engine._uncompiled import uncompiled
 from spmdzero.monitor import MonitorMaster
 from spmdzero.state._counters import Counters
 from spmdzero.state._training import Training
+from spmdzero.step._optimizer import ZeroOptimizer
 
 _SHARED = (
     "spmd_config plan mesh optimizer lr_scheduler training_dataloader device skipped_steps "
@@ -41,17 +40,16 @@ _ACCUMULATION = (
 )
 
 if TYPE_CHECKING:
-    # Methods that `offers` and the table of refusals add, for type checkers and editors.
+    # Methods that `offers` adds, for type checkers and editors.
     class _Offered(
         ThreeCalls, TrainBatch, Accumulation, Launching, WallClock, Progress, ModuleMethods,
-        Checkpoints, Exports, ConfigGetters, Training, Counters,
+        Checkpoints, Exports, Training, Counters,
     ): ...  # fmt: skip
 else:
-    _Offered = refused_methods("DeepSpeedEngine")
+    _Offered = object
 
 
 @uncompiled("__call__ forward backward step train_batch")
-@offers("_getters", ConfigGetters)
 @offers("_training", Training, _SHARED)
 @offers("_calls", ThreeCalls, "forward backward scale step _backward_epilogue")
 @offers("_accumulation", Accumulation, _ACCUMULATION)
@@ -92,6 +90,8 @@ class Engine(nn.Module, _Offered):
     """
 
     flops_profiler: Any
+    # Makes the optimizer of an engine of this class.
+    optimizer_class: ClassVar[type[ZeroOptimizer]] = ZeroOptimizer
     # Whether the caller counts a batch's rows per process, as clients do.
     _rows_of_process: ClassVar[bool] = False
 
@@ -104,13 +104,6 @@ class Engine(nn.Module, _Offered):
         self._training = training
         self.client_optimizer = client_optimizer
         self.monitor = MonitorMaster(config, writes=runtime.process_index() == 0)
-        self._getters = ConfigGetters(
-            config=config,
-            batch=lambda: training.batch,
-            plan=training.plan,
-            optimizer=training.optimizer,
-            client_optimizer=client_optimizer,
-        )
         self._progress = Progress(training)
         self._wall_clock = WallClock(training, self.monitor)
         self._launching = launching = Launching(training)
@@ -150,16 +143,6 @@ class Engine(nn.Module, _Offered):
             direct_calls.watch(training.module, backwards=config.fp16.enabled)
         self.after_step += reports(training, self._progress, self.monitor)
         launching.launch_states()
-
-    @property
-    def _config(self) -> DeepSpeedConfigNames:
-        # Scripts read DeepSpeed's checked config under this name.
-        return DeepSpeedConfigNames(self._training.spmd_config, self._training.batch)
-
-    @property
-    def basic_optimizer(self) -> Any:
-        """The same optimizer as `optimizer`: no optimizer wraps another one here."""
-        return self._training.optimizer
 
     @property
     def config(self) -> dict[str, Any]:
@@ -209,5 +192,4 @@ class Engine(nn.Module, _Offered):
         except AttributeError:
             if "module" in self._modules and hasattr(self._modules["module"], name):
                 return getattr(self._modules["module"], name)
-            raise_if_refused("engine", name)
             raise

@@ -10,13 +10,12 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from spmdzero.backend import same_on_hosts
-from spmdzero.compat.comm._row_sharers import share_rows
 from spmdzero.config import named_by, old_argument, one_of
 from spmdzero.data._loader import ZeroDataLoader
 from spmdzero.engine._engine import Engine
 from spmdzero.engine._groups import ParameterGroups
 from spmdzero.engine._plan_of import planned
-from spmdzero.engine._sequence_axis import with_mesh_param, with_mpus_size
+from spmdzero.engine._sequence_axis import share_asked, with_mesh_param, with_mpus_size
 from spmdzero.engine._setup import (
     make_training,
     place_module,
@@ -104,9 +103,7 @@ def initialize(
     sized = with_mesh_param(with_asked_size(given, module), mesh_param)
     settings = read_settings(with_mpus_size(sized, mpu))
     mesh, batch = start_backend(settings, dist_init_required=dist_init_required)
-    if mesh_param and mesh.spec.sequence > 1:
-        # Scripts ask deepspeed.utils.groups for it afterwards.
-        share_rows(mesh.spec.sequence)
+    share_asked(mesh_param, mesh.spec)
     say_start(settings, batch, mesh.spec, of_process=engine_class._rows_of_process)
     shared, host = tensor_dims(settings, module, mesh=mesh.spec), rest_on_host(settings)
     known: Any = {"batch": batch, "mesh": mesh.spec, "shared": shared, "on_host": host}
@@ -115,8 +112,9 @@ def initialize(
     plan = planned(settings, module, None, **known)
     groups = place_module(settings, module, mesh, plan, weights, trained)
     plan = planned(settings, module, groups, **known)
+    kind = engine_class.optimizer_class
     training = make_training(
-        settings, module, groups, lr_scheduler, batch=batch, plan=plan, mesh=mesh
+        settings, module, groups, lr_scheduler, kind, batch=batch, plan=plan, mesh=mesh
     )
     engine = engine_class(training, client_optimizer=groups.client if groups else None)
     for watcher in _watchers:

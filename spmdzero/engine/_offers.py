@@ -6,13 +6,16 @@ import operator
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from torch import nn
+
 _Owner = TypeVar("_Owner", bound=type)
 
 
 def offers(part: str, cls: type, names: str = "") -> Callable[[_Owner], _Owner]:
     """Makes the decorated class offer methods and attributes of one of its parts as its own.
 
-    Signatures and docstrings are the part's. A name that the class already has is kept.
+    Signatures and docstrings are the part's. A name that the class, or an engine from which it is
+    derived, already has is kept.
 
     Args:
         part: the attribute that holds the part, or the dotted path to it.
@@ -21,8 +24,12 @@ def offers(part: str, cls: type, names: str = "") -> Callable[[_Owner], _Owner]:
     """
 
     def decorate(owner: _Owner) -> _Owner:
+        line = owner.__mro__
+        # torch's module has names that an engine has otherwise.
+        engines = line[: line.index(nn.Module)] if nn.Module in line else line[:1]
+        taken = {name for engine in engines for name in vars(engine)}
         for name in names.split() or [name for name in dir(cls) if not name.startswith("_")]:
-            if name not in vars(owner):
+            if name not in taken:
                 setattr(owner, name, _offered(part, name, inspect.getattr_static(cls, name, None)))
         return owner
 

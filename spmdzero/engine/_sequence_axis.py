@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from spmdzero.compat.comm._row_sharers import RowSharers
+from spmdzero.backend.hosts._row_sharers import RowSharers, share_rows
 from spmdzero.config import read, with_value
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.plan import MeshSpec
 
 
 def with_mpus_size(config: Any, mpu: Any) -> Any:
@@ -61,3 +62,12 @@ def with_mesh_param(config: Any, mesh_param: Any) -> Any:
     for key, size in zip(("data_parallel_size", "sequence_parallel_size"), sizes, strict=True):
         given = with_value(given, key, size, otherwise=f"mesh_param={mesh_param} says {size}")
     return given
+
+
+def share_asked(mesh_param: Any, mesh: MeshSpec) -> None:
+    """Makes the group of the devices that share rows, if `mesh_param` has asked for it.
+
+    Scripts ask deepspeed.utils.groups for it afterwards.
+    """
+    if mesh_param and mesh.sequence > 1:
+        share_rows(mesh.sequence)

@@ -295,6 +295,7 @@ def make_training(
     model: nn.Module,
     groups: Groups | None,
     lr_scheduler: Any,
+    optimizer_class: type[ZeroOptimizer],
     *,
     batch: BatchSizes,
     plan: ShardingPlan,
@@ -317,7 +318,7 @@ def make_training(
     optimizer = (
         None
         if groups is None
-        else ZeroOptimizer(
+        else optimizer_class(
             groups.groups,
             rules=groups.rules,
             held=state,

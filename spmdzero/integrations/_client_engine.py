@@ -19,7 +19,7 @@ from spmdzero.backend import (
     packing,
     runtime,
 )
-from spmdzero.engine import Engine
+from spmdzero.compat.engine import DeepSpeedEngine
 from spmdzero.engine._loss import runs_forwards
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations._back_from_host import BackFromHost
@@ -34,7 +34,7 @@ logger = logging.getLogger("spmdzero")
 _ITEMS = "num_items_in_batch"
 
 
-class ClientEngine(Engine):
+class ClientEngine(DeepSpeedEngine):
     """An `Engine` whose outputs are `DeferredTensor`s, for batches of a process.
 
     It takes the rows of a whole micro-batch or any smaller number, as at the end of a client's

@@ -14,7 +14,7 @@ Named = Mapping[str, torch.Tensor]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Ending:
-    """What a micro-batch does after its backward, as a function that writes nothing.
+    """Ends a micro-batch after its backward; it is a function that writes nothing.
 
     The state has names: ``"parameter/<name>"``, ``"accumulator/<name>"``, the names for `Boundary`.
 

@@ -17,7 +17,6 @@ from spmdzero.precision import LossScaler, PrecisionPolicy
 from spmdzero.step._autograd import autograd_grad
 from spmdzero.step._boundary import Boundary, MemberGroup
 from spmdzero.step._client_states import Count, States
-from spmdzero.step._deepspeed_names import NamedAsDeepSpeeds
 from spmdzero.step._gradients import GradientStore
 from spmdzero.step._numbers import group_numbers, number_keys, scale_numbers
 from spmdzero.step._schedule_hold import ScheduleHold
@@ -31,7 +30,7 @@ from spmdzero.step._torch_calls import (
 from spmdzero.step._update import Member, master_of_written
 
 
-class ZeroOptimizer(NamedAsDeepSpeeds):
+class ZeroOptimizer(torch.optim.Optimizer):
     """A torch optimizer whose states are shards on the mesh.
 
     `param_groups` work as in torch, so any `torch.optim.lr_scheduler` can drive it; numbers of a
@@ -56,8 +55,13 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
             time.
         hold: holds a schedule back for skipped steps, None without a schedule.
         folds: calls the norm and the updates, folded or not.
+        scaler: the rules of fp16's loss scale, None without one.
+        given: the optimizer that was passed to `initialize`, None for the config's.
+        configured: the type of the config's optimizer, such as ``"AdamW"``, None for a passed one.
     """
 
+    given: torch.optim.Optimizer | None = None
+    configured: str | None = None
     _planned = False
 
     def __init__(
@@ -122,6 +126,30 @@ class ZeroOptimizer(NamedAsDeepSpeeds):
         if self.hold is not None:
             self.hold.settle(skipped)
         return skipped
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor of the loss before backward; 1.0 except in fp16."""
+        return self.scaler.used if self.scaler else 1.0
+
+    @loss_scale.setter
+    def loss_scale(self, value: float) -> None:
+        self.scaler_to_set().cur_scale = value
+
+    @property
+    def dynamic_loss_scale(self) -> bool:
+        """Whether the loss scale follows the overflows."""
+        return self.scaler is not None and self.scaler.dynamic
+
+    def scaler_to_set(self) -> LossScaler:
+        """The rules of the loss scale.
+
+        Raises:
+            SpmdZeroUsageError: without fp16, as only fp16 has a loss scale.
+        """
+        if self.scaler is None:
+            raise SpmdZeroUsageError("only fp16 has a loss scale, this run has none to set")
+        return self.scaler
 
     @property
     def gradients_wait(self) -> bool:

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 
 from spmdzero.backend import current
+from spmdzero.backend.hosts._row_sharers import RowSharers
 from spmdzero.compat.comm._log import labelled
 from spmdzero.compat.comm._processes import get_rank, get_world_size
-from spmdzero.compat.comm._row_sharers import RowSharers
 from spmdzero.compat.comm._through_host import Done, run_on_host
 
 Group = dist.ProcessGroup | None

@@ -15,8 +15,8 @@ import torch
 
 from spmdzero._logging import log_once
 from spmdzero.backend import runtime
+from spmdzero.backend.hosts._row_sharers import row_sharers
 from spmdzero.compat import comm
-from spmdzero.compat.comm._row_sharers import row_sharers
 from spmdzero.compat.getters._tables import FIXED, KEYS
 from spmdzero.compat.getters._throughput import ThroughputTimer
 from spmdzero.config import BatchSizes, SpmdZeroConfig

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from spmdzero.backend.jax.graph._graph import Graph
 from spmdzero.backend.jax.graph._graph_function import marked_spec
-from spmdzero.backend.jax.lazy._values import Space, Value
+from spmdzero.backend.jax.lazy._values import Value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,13 +84,14 @@ def _given_away(
     be written over the old one, which nothing reads any more by then. If it were written over
     another weight, whose update is still to read it, XLA would have to copy that one first.
     """
+    # A replica's value of some shape is an array of all replicas' values, which is larger.
     free: dict[Any, list[int]] = {}
     for place, (slot, leaf) in enumerate(zip(graph.inputs, leaves, strict=True)):
         if leaf.holders == ended.get(id(leaf), 0) and not leaf.uploaded:
-            form = (slot.shape, slot.dtype, slot.space is Space.HOST, leaf.sharding)
+            form = (slot.shape, slot.dtype, slot.space, leaf.sharding)
             free.setdefault(form, []).append(place)
     forms = [
-        (slot.shape, slot.dtype, slot.space is Space.HOST, sharding)
+        (slot.shape, slot.dtype, slot.space, sharding)
         for slot, sharding in zip(graph.outputs, shardings, strict=True)
     ]
     of_serial = {leaf.serial: place for place, leaf in enumerate(leaves)}

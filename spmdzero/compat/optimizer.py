@@ -1,4 +1,4 @@
-"""DeepSpeed's names on optimizers, which scripts use besides torch's names."""
+"""`DeepSpeedOptimizer`: an optimizer with the names of DeepSpeed's, beside torch's."""
 
 import logging
 from typing import Any
@@ -8,22 +8,13 @@ import torch
 from spmdzero.compat.refusals import raise_if_refused
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.precision import LossScaler, NoScale
+from spmdzero.step._optimizer import ZeroOptimizer
 
 logger = logging.getLogger("spmdzero")
 
 
-class NamedAsDeepSpeeds(torch.optim.Optimizer):
-    """An optimizer with names of DeepSpeed's optimizers; it refuses others with a reason.
-
-    Attributes:
-        scaler: the rules of fp16's loss scale, None without one.
-        given: the optimizer that was passed to `initialize`, None for the config's.
-        configured: the type of the config's optimizer, such as ``"AdamW"``, None for a passed one.
-    """
-
-    scaler: LossScaler | None
-    given: torch.optim.Optimizer | None = None
-    configured: str | None = None
+class DeepSpeedOptimizer(ZeroOptimizer):
+    """A `ZeroOptimizer` with names of DeepSpeed's optimizers; it refuses others with a reason."""
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -60,21 +51,7 @@ class NamedAsDeepSpeeds(torch.optim.Optimizer):
         """The rules of the loss scale; without fp16 a scale of 1 that can't be set."""
         return self.scaler or NoScale()
 
-    @property
-    def loss_scale(self) -> float:
-        """The factor of the loss before backward; 1.0 except in fp16."""
-        return self.scaler.used if self.scaler else 1.0
-
-    @loss_scale.setter
-    def loss_scale(self, value: float) -> None:
-        self._scaler_to_set().cur_scale = value
-
-    cur_scale = loss_scale
-
-    @property
-    def dynamic_loss_scale(self) -> bool:
-        """Whether the loss scale follows the overflows."""
-        return self.scaler is not None and self.scaler.dynamic
+    cur_scale = ZeroOptimizer.loss_scale
 
     def override_loss_scale(self, loss_scale: float) -> None:
         """Sets the factor of the loss, regardless of the scale's rules.
@@ -82,7 +59,7 @@ class NamedAsDeepSpeeds(torch.optim.Optimizer):
         Raises:
             SpmdZeroUsageError: without fp16, as only fp16 has a loss scale.
         """
-        scaler = self._scaler_to_set()
+        scaler = self.scaler_to_set()
         if loss_scale != scaler.override:
             logger.info("setting loss scale from %s -> %s", scaler.used, loss_scale)
         scaler.override = float(loss_scale)
@@ -100,11 +77,6 @@ class NamedAsDeepSpeeds(torch.optim.Optimizer):
     def needs_scaler(self) -> bool:
         """Whether DeepSpeed refuses an unscaled `loss.backward()`, as the loss scale can change."""
         return self.dynamic_loss_scale or self.custom_loss_scaler
-
-    def _scaler_to_set(self) -> LossScaler:
-        if self.scaler is None:
-            raise SpmdZeroUsageError("only fp16 has a loss scale, this run has none to set")
-        return self.scaler
 
     def __getattr__(self, name: str) -> Any:
         raise_if_refused("optimizer", name)
