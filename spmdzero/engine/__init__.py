@@ -6,16 +6,14 @@ from spmdzero.engine._captured import CapturedCalls
 from spmdzero.engine._ds_attributes import ZeroParamStatus
 from spmdzero.engine._engine import Engine
 from spmdzero.engine._initialize import engines_made, initialize
+from spmdzero.engine._launching import RepeatedRows, StepGraph
 from spmdzero.engine._loss import find_loss, inputs_of
 from spmdzero.engine._offers import offers
 from spmdzero.engine._parameter import ZeroParameter, release, trained_parameter
 from spmdzero.engine._plan_of import mesh_of
 from spmdzero.engine._programs import Call, Compilation, changed_calls
-from spmdzero.engine._repeated_rows import RepeatedRows
-from spmdzero.engine._sequence_axis import with_mpus_size
 from spmdzero.engine._setup import start_devices
-from spmdzero.engine._snapshot import StepGraph
-from spmdzero.engine._tensor_axis import ask_for_size
+from spmdzero.engine._tensor_axis import ask_for_size, with_mpus_size
 from spmdzero.step._optimizer import ZeroOptimizer
 
 __all__ = [

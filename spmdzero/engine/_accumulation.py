@@ -16,7 +16,7 @@ from spmdzero.errors import (
 )
 from spmdzero.state._still_placed import require_placed
 from spmdzero.state._training import Training
-from spmdzero.step._autograd import (
+from spmdzero.step._gradients import (
     Named,
     autograd_grad,
     parameters_with_grad,

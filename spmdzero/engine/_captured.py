@@ -12,9 +12,15 @@ from spmdzero.backend import arrays, compiler, current, draw_keys, key_of
 from spmdzero.backend.pure import ModuleWatch
 from spmdzero.engine._folded_call import FoldedCall, Trained
 from spmdzero.engine._folded_forward import FoldedPass, Forward, ForwardContext, PassTracer
-from spmdzero.engine._input_form import InputForm, UnknownInputError
-from spmdzero.engine._kinds import TRACES, NotCapturableError, Trust, errors_are_the_users
-from spmdzero.engine._known_kinds import KnownKinds
+from spmdzero.engine._kinds import (
+    TRACES,
+    InputForm,
+    KnownKinds,
+    NotCapturableError,
+    Trust,
+    UnknownInputError,
+    errors_are_the_users,
+)
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._module_tracer import TracedFunction
 from spmdzero.engine._repeated_steps import RepeatedSteps

@@ -18,7 +18,7 @@ from spmdzero._to_launcher import tell
 from spmdzero.backend import runtime
 from spmdzero.backend.hosts import processes
 from spmdzero.engine._accumulation import Accumulation
-from spmdzero.engine._health import look
+from spmdzero.engine._progress import look
 from spmdzero.errors import UsageValueError
 from spmdzero.formats import (
     BackgroundSaver,
@@ -33,10 +33,10 @@ from spmdzero.formats import (
     newest_complete,
     save_native,
 )
-from spmdzero.state._across_hosts import agreed_tag, everyones, require_one_tag, together
 from spmdzero.state._from_deepspeed import open_for
 from spmdzero.state._live_state import live_state
 from spmdzero.state._restore import LoadOptions, restore
+from spmdzero.state._same_on_hosts import agreed_tag, everyones, require_one_tag, together
 from spmdzero.state._still_placed import require_placed
 from spmdzero.state._tensor_matching import LoadReport
 from spmdzero.state._training import Training

@@ -13,7 +13,7 @@ from spmdzero.engine._captured import CapturedCalls
 from spmdzero.engine._checkpoints import Checkpoints
 from spmdzero.engine._direct_calls import DirectCalls
 from spmdzero.engine._exports import Exports
-from spmdzero.engine._known_kinds import KnownKinds
+from spmdzero.engine._kinds import KnownKinds
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._module_methods import LoadsFollow, ModuleMethods
 from spmdzero.engine._offers import offers

@@ -15,7 +15,6 @@ from spmdzero.data._loader import ZeroDataLoader
 from spmdzero.engine._engine import Engine
 from spmdzero.engine._groups import ParameterGroups
 from spmdzero.engine._plan_of import planned
-from spmdzero.engine._sequence_axis import share_asked, with_mesh_param, with_mpus_size
 from spmdzero.engine._setup import (
     make_training,
     place_module,
@@ -25,7 +24,13 @@ from spmdzero.engine._setup import (
     start_backend,
 )
 from spmdzero.engine._start_line import say_start
-from spmdzero.engine._tensor_axis import tensor_dims, with_asked_size
+from spmdzero.engine._tensor_axis import (
+    share_asked,
+    tensor_dims,
+    with_asked_size,
+    with_mesh_param,
+    with_mpus_size,
+)
 from spmdzero.state._weights import Weights
 from spmdzero.step._optimizer import ZeroOptimizer
 

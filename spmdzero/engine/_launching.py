@@ -1,16 +1,123 @@
-"""Starts a step's programs on the devices, and shows them to observers."""
+"""Starts a step's programs on the devices, and shows them to observers before they are compiled."""
 
 import contextlib
+import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from spmdzero.backend import counters, programs, runtime
+from spmdzero.backend import Batch, Region, counters, current, map_tensors, programs, runtime
+from spmdzero.backend.pure import GeneratorWatch, ModuleWatch
 from spmdzero.engine._programs import Call, Compiled, ProgramLog, explained
-from spmdzero.engine._repeated_rows import RepeatedRows
-from spmdzero.engine._snapshot import StepGraph
 from spmdzero.state._training import Training
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RepeatedRows:
+    """The forward of a micro-batch that can be run again; it holds its inputs on the devices.
+
+    Attributes:
+        training: the training of the engine.
+        region: the replica region in which the forward runs.
+        programs: counts the compilations and reads of this class apart from the script's.
+        args, kwargs: the forward's placed inputs.
+    """
+
+    training: Training
+    region: Region
+    programs: ProgramLog
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def losses(self, *, times: int) -> dict[str, float]:
+        """Path -> value of each undeclared scalar output that has a gradient, thus is a mean.
+
+        The module and the generators are left as they were.
+
+        Args:
+            times: number of times that each row is repeated among a device's rows.
+
+        Raises what the module's forward raises.
+        """
+        before, undone = Compiled.so_far(), ModuleWatch(self.training.module, {})
+        try:
+            with GeneratorWatch(), undone, self.programs.own_reads(), torch.enable_grad():
+                found = self._scalars(times)
+                values = torch.stack(list(found.values())).tolist() if found else []
+        finally:
+            self.programs.not_the_scripts(Compiled.so_far() - before)
+        return dict(zip(found, values, strict=True))
+
+    def _scalars(self, times: int) -> dict[str, torch.Tensor]:
+        declared = self.training.spmd_config.spmd.outputs
+        found: dict[str, torch.Tensor] = {}
+
+        def repeat(_: str, tensor: Any) -> Any:
+            return self._repeated(tensor, times) if isinstance(tensor, Batch) else tensor
+
+        def look(path: str, tensor: torch.Tensor) -> torch.Tensor:
+            scalar = tensor.dim() == 0 and tensor.is_floating_point()
+            if scalar and tensor.requires_grad and path not in declared:
+                # A scalar with its graph would keep activations until it is read.
+                found[path] = tensor.detach().float()
+            return tensor
+
+        args, kwargs = map_tensors((self.args, dict(self.kwargs)), repeat)
+        for name in self.training.row_counts & kwargs.keys():
+            kwargs[name] = kwargs[name] * times
+        map_tensors(self.region.look(args, kwargs), look)
+        return found
+
+    def _repeated(self, batch: Batch, times: int) -> Batch:
+        if times == 1 or not batch.shared:
+            return batch
+        rows, mesh = batch.tensor.repeat_interleave(times, batch.dim), self.training.mesh
+        marked = mesh.mark(rows, mesh.batch_spec(rows.dim(), batch.dim))
+        return dataclasses.replace(batch, tensor=marked)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepGraph:
+    """One program that the engine is about to run.
+
+    Attributes:
+        kind: ``"boundary"`` at the gradient accumulation boundary, ``"micro"`` before it.
+        outputs: the tensors that the program writes, by names such as ``"parameter/wte.weight"``.
+        rows: the latest forward that autograd recorded, to be run again; None without one, or if
+            each row counts the same on any number of devices.
+        summed: name of autograd's node that sums the rows of the engine's outputs into the loss
+            that was passed to `backward`; None if no such node was found.
+    """
+
+    kind: str
+    outputs: Mapping[str, torch.Tensor]
+    rows: RepeatedRows | None = None
+    summed: str | None = None
+
+    @property
+    def returned(self) -> tuple[str, ...]:
+        """Names of the outputs of the text and of the annotated program, in order."""
+        names = list(self.outputs)
+        return tuple(names[place] for place in programs.returned(list(self.outputs.values())))
+
+    def hlo(self) -> str:
+        """Compiles the pending program without running it; returns optimised HLO, partitioned."""
+        return self._optimized
+
+    @functools.cached_property
+    def _optimized(self) -> str:
+        # Compiled once for all observers of the same graph.
+        return programs.optimized_hlo(list(self.outputs.values()))
+
+    def annotated(self) -> bytes | None:
+        """The pending program, neither partitioned nor optimised: see `Lowering`.
+
+        None by a backend that can't hand it to another compiler.
+        """
+        lowering = current().lowering
+        return None if lowering is None else lowering.annotated(list(self.outputs.values()))
 
 
 class Launching:

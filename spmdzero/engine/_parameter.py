@@ -24,7 +24,7 @@ from spmdzero.plan import Layout
 from spmdzero.state._live_state import Held
 from spmdzero.state._placed_module import take_off_devices
 from spmdzero.state._training import Training
-from spmdzero.step._autograd import autograd_grad, set_autograd_grad
+from spmdzero.step._gradients import autograd_grad, set_autograd_grad
 from spmdzero.step._optimizer import ZeroOptimizer
 
 

@@ -10,7 +10,7 @@ import torch
 from spmdzero.backend import Beginning, Repeat, compiler
 from spmdzero.engine._launching import Launching
 from spmdzero.state._training import Training
-from spmdzero.step._ending import Ending
+from spmdzero.step._boundary import Ending
 from spmdzero.step._gradients import HeldBackward
 from spmdzero.step._numbers import fixed_numbers
 from spmdzero.step._state import Place, tensors_in

@@ -51,8 +51,7 @@ from spmdzero.state._same_on_hosts import (
 )
 from spmdzero.state._training import Training
 from spmdzero.state._weights import Weights, open_weights
-from spmdzero.step._autocast import autocast_wire
-from spmdzero.step._gradient_path import GradientPath
+from spmdzero.step._gradient_path import GradientPath, autocast_wire
 from spmdzero.step._gradients import GradientStore
 from spmdzero.step._loss_health import LossHealth
 from spmdzero.step._optimizer import ZeroOptimizer

@@ -9,13 +9,21 @@ import torch
 
 from spmdzero._cuda import warn_of_cpus_autocast
 from spmdzero._user_line import user_line
-from spmdzero.backend import arrays, held, is_transforming, map_tensors
+from spmdzero.backend import (
+    Across,
+    RegionRules,
+    arrays,
+    held,
+    is_transforming,
+    keep_same,
+    map_tensors,
+    to_own_rows,
+)
 from spmdzero.data._inputs import to_half
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.engine._backward import BackwardWatch
 from spmdzero.engine._captured import CapturedCalls
 from spmdzero.engine._folded_call import DirectPass, keep_waiting
-from spmdzero.engine._host_outputs import HostOutputs
 from spmdzero.engine._launching import Launching
 from spmdzero.engine._loss import check_loss, runs_forwards
 from spmdzero.engine._reports import WallClock
@@ -26,6 +34,33 @@ from spmdzero.state._still_placed import FrozenShards, naming_what_left
 from spmdzero.state._training import Training
 from spmdzero.step._numbers import loss_scale_number
 from spmdzero.step._optimizer import ZeroOptimizer
+
+
+class HostOutputs:
+    """Hands each host its own rows of batches, and the same values of all other outputs.
+
+    Args:
+        across: moves values between the hosts.
+        rules: which outputs are batches, and in which dim; None after a global forward, where all
+            outputs are left as they are.
+    """
+
+    def __init__(self, across: Across, rules: RegionRules | None) -> None:
+        self._across, self._rules = across, rules
+
+    def __call__(self, output: Any) -> Any:
+        """The global `output` as this host's script sees it."""
+        return map_tensors(output, self._leave)
+
+    def _leave(self, path: str, tensor: torch.Tensor) -> torch.Tensor:
+        if not arrays.is_mine(tensor):
+            return tensor
+        rules = self._rules
+        # Only a batch leaves the region with a dim, unless an output is declared.
+        if rules and rules.outputs.get(path, "batch" if tensor.dim() else "mean") == "batch":
+            return to_own_rows(tensor, rules.batch_dim, self._across)
+        return keep_same(tensor, self._across)
+
 
 # Largest number of backward passes without a step in one program if no accumulator is planned.
 _MOST_PASSES = 4

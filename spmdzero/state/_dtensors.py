@@ -17,8 +17,8 @@ from spmdzero.backend.hosts import processes
 from spmdzero.data._seeds import generators
 from spmdzero.formats import Box, StoredTensor, assemble, box_shape, meet, whole_box
 from spmdzero.plan import MeshSpec
-from spmdzero.state._across_hosts import everyones
 from spmdzero.state._live_state import Held, held_tensors, live_tensors
+from spmdzero.state._same_on_hosts import everyones
 from spmdzero.state._still_placed import require_placed
 from spmdzero.state._training import Training
 

@@ -1,10 +1,12 @@
-"""Checks that all hosts have the same config, versions, devices and model at the start."""
+"""Comparisons of hosts at the start, and decisions that they make together."""
 
 import contextlib
 import importlib.metadata
+import logging
 import platform
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -12,7 +14,9 @@ from torch import nn
 from spmdzero.backend import arrays, current, runtime
 from spmdzero.backend.hosts import processes
 from spmdzero.backend.hosts.agreement import require_agreement
+from spmdzero.backend.hosts.processes import gather_objects
 from spmdzero.config import SpmdZeroConfig
+from spmdzero.errors import SpmdZeroCheckpointError, UsageAssertionError
 from spmdzero.formats._files import checksum
 
 _PACKAGES = ("spmdzero", "torch", "torch_xla", "jax", "jaxlib")
@@ -117,3 +121,70 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 def _digest(tensor: torch.Tensor) -> str:
     host = arrays.read(tensor.detach()) if arrays.is_mine(tensor) else tensor.detach()
     return checksum(_bytes(host.contiguous()).numpy().data) if host.numel() else ""
+
+
+_Value = TypeVar("_Value")
+logger = logging.getLogger("spmdzero")
+
+
+@contextlib.contextmanager
+def together(file: Path, *, doing: str) -> Iterator[None]:
+    """Makes every process raise if one raises inside the context; all processes must enter it.
+
+    Args:
+        file: the file in the error of the other processes.
+        doing: the participle in their message, such as ``"saved"``.
+
+    Raises:
+        SpmdZeroCheckpointError: another process raised; it has that process's message.
+    """
+    try:
+        yield
+    except Exception as error:
+        everyones(str(error) or type(error).__name__)
+        raise
+    for process, said in enumerate(everyones("")):
+        if said:
+            raise SpmdZeroCheckpointError(
+                file=file, reason=f"can't be {doing}: process {process}: {said}"
+            )
+
+
+def everyones(value: _Value) -> list[_Value]:
+    """The values with which all processes call this, in their order; in main threads only."""
+    return [value] if runtime.process_count() == 1 else gather_objects(value)
+
+
+def require_one_tag(folder: Path, tags: list[str | None]) -> None:
+    """Returns if all processes are about to load the same tag, or none.
+
+    Otherwise some would train from a different state, or wait for processes that found nothing to
+    load. None is the tag of a process that finds no file `latest`.
+
+    Raises:
+        SpmdZeroCheckpointError: the tags differ.
+    """
+    if len(set(tags)) > 1:
+        raise SpmdZeroCheckpointError(
+            file=folder,
+            reason=f"the processes would load the tags {tags}, None where there is no latest",
+            fix="Name the same tag in every process, in a folder that all of them see",
+        )
+
+
+def agreed_tag(tags: list[str], *, mine: str, validation: str) -> str:
+    """The first process's tag, which all use; a process with a different tag logs a warning.
+
+    Raises:
+        UsageAssertionError: in every process, if tags differ and `validation` is ``"FAIL"``.
+    """
+    if validation == "FAIL" and len(set(tags)) > 1:
+        raise UsageAssertionError(
+            f'the processes save the tags {tags}, and "tag_validation" is "FAIL": name the same '
+            "tag in every process"
+        )
+    if validation == "WARN" and mine != tags[0]:
+        logger.warning(
+            "this process saves the tag %r, the first one %r, which is used", mine, tags[0]
+        )
+    return tags[0]

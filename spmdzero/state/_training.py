@@ -13,8 +13,7 @@ from spmdzero.config import BatchSizes, SpmdZeroConfig
 from spmdzero.data._inputs import InputPlacer
 from spmdzero.data._loader import ZeroDataLoader
 from spmdzero.plan import ShardingPlan
-from spmdzero.state._counters import Counters, SkipLog
-from spmdzero.state._current_step import CurrentStep
+from spmdzero.state._counters import Counters, CurrentStep, SkipLog
 from spmdzero.step._gradients import GradientStore
 from spmdzero.step._loss_health import LossHealth
 from spmdzero.step._optimizer import ZeroOptimizer

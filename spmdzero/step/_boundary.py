@@ -17,9 +17,53 @@ from spmdzero.backend import (
 from spmdzero.backend.pure import Folds
 from spmdzero.optim import UpdateRule
 from spmdzero.plan import Layout
+from spmdzero.step._gradient_path import GradientPath
 from spmdzero.step._numbers import numbers_of_groups
-from spmdzero.step._scales import LossScales, unscale
 from spmdzero.step._update import GroupUpdate, Member
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossScales:
+    """The loss scale of one step on the devices, as data, so that a change needs no new program.
+
+    Attributes:
+        now: the factor in this step's gradients, 0-dim fp32.
+        if_applied: the scale after the step if the step is not skipped, 0-dim fp32.
+    """
+
+    now: torch.Tensor
+    if_applied: torch.Tensor
+
+
+def unscale(
+    scaled: torch.Tensor, *, clip: float, scales: LossScales | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The global norm without the loss scale, and the factor for gradients, or None.
+
+    The formulas are DeepSpeed's (runtime/zero/stage_1_and_2.py, `step` and
+    `unscale_and_clip_grads`): the norm is infinity if it is not finite, including NaN.
+
+    Args:
+        scaled: the norm of the scaled gradients, 0-dim fp32.
+        clip: the largest norm, 0 for no clipping.
+        scales: fp16's loss scales, None otherwise.
+    """
+    norm = torch.where(torch.isfinite(scaled), scaled, torch.full_like(scaled, math.inf))
+    if scales is None:
+        return norm, _clip_coefficient(scaled, clip) if clip > 0 else None
+    coefficient = 1.0 / scales.if_applied
+    if clip > 0:
+        coefficient = coefficient * _clip_coefficient(scaled / scales.if_applied, clip)
+    return norm / scales.now, coefficient
+
+
+def _clip_coefficient(norm: torch.Tensor, max_norm: float) -> torch.Tensor:
+    """DeepSpeed's clip factor, 0-dim fp32: ``1 / max(1, (norm + 1e-6) / max_norm)``.
+
+    A NaN `norm` gives a NaN factor, so that NaN gradients stay visible.
+    """
+    return 1.0 / torch.clamp((norm + 1e-6) * (1.0 / max_norm), min=1.0)
+
 
 # Elements of one device's shards whose states leave the host together: 96 MiB of AdamW's in fp32.
 _ON_DEVICE = 2**23
@@ -270,3 +314,63 @@ def _parts(members: Sequence[Member]) -> Iterator[tuple[Member, ...]]:
         size += elements
     if part:
         yield tuple(part)
+
+
+Named = Mapping[str, torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Ending:
+    """Ends a micro-batch after its backward; it is a function that writes nothing.
+
+    The state has names: ``"parameter/<name>"``, ``"accumulator/<name>"``, the names for `Boundary`.
+
+    Attributes:
+        path: the path of gradients to the boundary.
+        boundary: ends the step; None if the micro-batch doesn't end it.
+        checks: whether a non-finite loss keeps the step from applying.
+    """
+
+    path: GradientPath
+    boundary: Boundary | None
+    checks: bool
+
+    def __call__(
+        self,
+        state: Named,
+        gradients: Named,
+        numbers: Sequence[torch.Tensor],
+        *,
+        finite: torch.Tensor,
+    ) -> dict[str, torch.Tensor]:
+        """The tensors of the state that a micro-batch changes after its backward.
+
+        Args:
+            state: the state, with what the forward wrote.
+            gradients: those of the micro-batch, in their waiting form.
+            numbers: the host's uploads for `Boundary`.
+            finite: whether all losses of the step were finite, 0-dim.
+        """
+        waiting = {f"accumulator/{name}": grad for name, grad in gradients.items()}
+        for name, grad in waiting.items():
+            if name in state:
+                waiting[name] = self.path.plus(_after(name), state[name], grad)
+        if self.boundary is None:
+            return waiting
+        waiting = {**state, **waiting}
+        new = self.boundary(
+            state,
+            gradients={
+                name: self.path.final(name, waiting.get(f"accumulator/{name}"))
+                for name in self.boundary.names
+            },
+            numbers=numbers,
+            finite=finite if self.checks else None,
+            call=Folds(),
+        )
+        accumulators = [name for name in state if name.startswith("accumulator/")]
+        return new | {name: self.path.zeros(_after(name)) for name in accumulators}
+
+
+def _after(name: str) -> str:
+    return name.partition("/")[2]

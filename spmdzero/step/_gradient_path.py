@@ -1,13 +1,17 @@
 """The path of a gradient from a micro-batch to the step, as pure functions of values."""
 
 import dataclasses
+import importlib
 from collections.abc import Mapping
 
 import torch
+from torch import nn
 
 from spmdzero.backend import Mesh, Reduction, gather, programs, store, stored_zeros
+from spmdzero.config import TorchAutocastConfig
+from spmdzero.errors import SpmdZeroConfigError
 from spmdzero.plan import Layout, Role, ShardingPlan
-from spmdzero.precision import GradientScaling, dtype_named
+from spmdzero.precision import GradientScaling, PrecisionPolicy, dtype_named
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,3 +154,46 @@ class GradientPath:
 
 def _times(tensor: torch.Tensor, factor: float) -> torch.Tensor:
     return tensor if factor == 1 else tensor * factor
+
+
+# DeepSpeed's list (runtime/torch_autocast.py).
+_SAFE: tuple[type, ...] = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def autocast_wire(
+    module: nn.Module, config: TorchAutocastConfig, precision: PrecisionPolicy
+) -> dict[str, torch.dtype]:
+    """Parameter name -> dtype, for parameters of the modules that are safe in lower precision.
+
+    As in DeepSpeed a module is safe by its exact class: a subclass of nn.Linear is not safe.
+
+    Raises:
+        SpmdZeroConfigError: a path in `lower_precision_safe_modules` names no class.
+    """
+    if precision.autocast is None:
+        return {}
+    safe = _SAFE
+    if config.lower_precision_safe_modules is not None:
+        safe = tuple(_class_named(path) for path in config.lower_precision_safe_modules)
+    return {
+        f"{prefix}.{name}" if prefix else name: precision.autocast
+        for prefix, part in module.named_modules()
+        if type(part) in safe
+        for name, _ in part.named_parameters(recurse=False)
+    }
+
+
+def _class_named(path: str) -> type:
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name, None) if module else None
+    except ImportError:
+        found = None
+    if not isinstance(found, type):
+        raise SpmdZeroConfigError(
+            key="torch_autocast.lower_precision_safe_modules",
+            value=path,
+            reason="there is no class at this path",
+            fix='Write full paths, such as "torch.nn.Linear".',
+        )
+    return found

@@ -14,10 +14,9 @@ from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import UpdateRule
 from spmdzero.plan import Role
 from spmdzero.precision import LossScaler, PrecisionPolicy
-from spmdzero.step._autograd import autograd_grad
 from spmdzero.step._boundary import Boundary, MemberGroup
 from spmdzero.step._client_states import Count, States
-from spmdzero.step._gradients import GradientStore
+from spmdzero.step._gradients import GradientStore, autograd_grad
 from spmdzero.step._numbers import group_numbers, number_keys, scale_numbers
 from spmdzero.step._schedule_hold import ScheduleHold
 from spmdzero.step._state import State

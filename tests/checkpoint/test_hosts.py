@@ -26,7 +26,7 @@ from spmdzero.formats import (
     save_native,
 )
 from spmdzero.formats.native import _processes, _unfinished, _write
-from spmdzero.state._across_hosts import agreed_tag, require_one_tag
+from spmdzero.state._same_on_hosts import agreed_tag, require_one_tag
 from tests.checkpoint.files import number_in, order_of, save, state_of
 from tests.support.processes import fork
 

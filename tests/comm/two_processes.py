@@ -11,7 +11,7 @@ from spmdzero import comm
 from spmdzero.backend import current, runtime
 from spmdzero.backend.hosts import processes
 from spmdzero.plan import MeshSpec
-from spmdzero.state._across_hosts import everyones, together
+from spmdzero.state._same_on_hosts import everyones, together
 
 
 def own(rank: int, *shape: int) -> torch.Tensor:

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import spmdzero
-from spmdzero.engine._compiling import difference
-from spmdzero.engine._programs import Call, Compiled, ProgramLog
+from spmdzero.engine._programs import Call, Compiled, ProgramLog, difference
 from tests.engine.captured import make_engine
 from tests.support.engines import Squares
 

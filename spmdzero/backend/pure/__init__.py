@@ -4,11 +4,15 @@ It would not if it reads a value, draws random numbers other than keys, keeps a 
 its module. What it changed is put back.
 """
 
-from spmdzero.backend.pure._folds import Folds
-from spmdzero.backend.pure._generators import GeneratorWatch
-from spmdzero.backend.pure._impure import ImpureError
 from spmdzero.backend.pure._module_watch import HOOKS, ModuleWatch, device_attributes, package_of
-from spmdzero.backend.pure._traces import attempt, fold_python, same_constants
+from spmdzero.backend.pure._traces import (
+    Folds,
+    GeneratorWatch,
+    ImpureError,
+    attempt,
+    fold_python,
+    same_constants,
+)
 
 __all__ = [
     "HOOKS",

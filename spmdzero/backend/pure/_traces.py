@@ -1,16 +1,77 @@
 """Folds functions that run the user's Python."""
 
-from collections.abc import Callable, Collection, Sequence
+import random
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
-from spmdzero.backend._current import compiler
+from spmdzero.backend._current import arrays, compiler, current
+from spmdzero.backend._keys import draw_keys
+from spmdzero.backend._named_states import NamedStates
 from spmdzero.backend.protocols._compiler import FoldedFunction, StandInKeptError
-from spmdzero.backend.pure._generators import GeneratorWatch
-from spmdzero.backend.pure._impure import ImpureError
+from spmdzero.backend.protocols._mesh import Mesh
 from spmdzero.backend.pure._module_watch import ModuleWatch
 from spmdzero.errors import SpmdZeroError
+
+
+class GeneratorWatch:
+    """The state of the CPU's generators when a trace began, to which they return when it ends."""
+
+    def __init__(self) -> None:
+        self._others = _others()
+        self._python, self._numpy = random.getstate(), np.random.get_state(legacy=False)
+        self._state, self._named = torch.get_rng_state(), NamedStates.now()
+
+    def __enter__(self) -> "GeneratorWatch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_rng_state(self._state)
+        self._named.put_back()
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+
+    def places_of(self, keys: Collection[int], *, who: str) -> list[int]:
+        """The index of each draw's key among the keys that `draw_keys` would draw.
+
+        Checkpointing draws some keys again, from a generator that it has set back.
+
+        Args:
+            keys: all that the trace drew, in their order.
+            who: what was traced, in reasons.
+
+        Raises:
+            ImpureError: the trace drew other numbers too.
+        """
+        if _others() != self._others:
+            raise ImpureError(f"{who} draws from Python's or numpy's random numbers")
+        if self._named.were_drawn_from():
+            raise ImpureError(f"{who} draws from a named random state")
+        after = torch.get_rng_state()
+        torch.set_rng_state(self._state)
+        drawn: list[int] = []
+        for key in keys:
+            if key not in drawn:
+                drawn += (int(new) for new in draw_keys(1))
+        same = torch.equal(after, torch.get_rng_state())
+        torch.set_rng_state(after)
+        if not same or not {*keys} <= {*drawn}:
+            raise ImpureError(
+                f"{who} draws from torch's CPU generator in Python, by which it may choose its way"
+            )
+        return [drawn.index(key) for key in keys]
+
+
+def _others() -> tuple[object, ...]:
+    numbers = np.random.get_state(legacy=False)
+    return random.getstate(), repr(numbers), numbers["state"]["key"].tobytes()
+
+
+class ImpureError(Exception):
+    """A run of the user's Python can't stand for later ones; the text is a clause that says why."""
+
 
 Traced = TypeVar("Traced")
 
@@ -85,3 +146,47 @@ def same_constants(mine: Sequence[Any], its: Sequence[Any]) -> bool:
     return all(
         compiler.same_value(one.tensor, other.tensor) for one, other in zip(mine, its, strict=True)
     )
+
+
+Function = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+
+
+class Folds:
+    """Calls functions, folded if that is wanted.
+
+    Attributes:
+        wanted: whether the next calls are folded.
+    """
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self._folded: dict[Hashable, FoldedFunction] = {}
+
+    @classmethod
+    def of_few(cls, mesh: Mesh) -> "Folds":
+        """Folds functions of few operations of a loss.
+
+        It pays only where Python records operations, and needs a loss that all hosts have.
+        """
+        folds = cls()
+        folds.wanted = current().compiler is not None and mesh.across is None
+        return folds
+
+    def __call__(
+        self, key: Hashable, function: Function, inputs: list[torch.Tensor]
+    ) -> Sequence[torch.Tensor]:
+        """Calls `function(inputs)`, as one operation if that is wanted.
+
+        Args:
+            key: functions with the same key do the same with tensors of the same shapes and dtypes.
+            function: see `spmdzero.backend.Compiler`.
+            inputs: tensors, which may be pending.
+        """
+        if not self.wanted:
+            return function(inputs)
+        # Ask the backend: torch would ask a tensor's class for each of them.
+        form = key, tuple(arrays.shapes_of(inputs))
+        if form not in self._folded:
+            with compiler.no_stand_in_left():
+                self._folded[form] = compiler.fold(function, inputs)
+        return self._folded[form](inputs)

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from spmdzero.backend._current import current
+from spmdzero.backend.forms._tree import Skeleton, UnknownContentError
+from spmdzero.backend.pure import ImpureError
 
 FEWEST = 4
 """Fewest blocks for a loop: it saves little with less, as one forward and backward are compiled."""
@@ -75,3 +77,19 @@ def surroundings() -> tuple[Any, ...]:
         torch.is_autocast_enabled(device),
         torch.get_autocast_dtype(device),
     )
+
+
+class NotALoopError(ImpureError):
+    """A block can't be the body of a loop; the text is a clause that says why."""
+
+
+def taken_apart(tree: Any) -> tuple[Skeleton, list[torch.Tensor]]:
+    """Returns what a block takes or returns, without its tensors, and the tensors.
+
+    Raises:
+        NotALoopError: a part of `tree` may change from call to call.
+    """
+    try:
+        return Skeleton.of(tree)
+    except UnknownContentError as error:
+        raise NotALoopError(f"a block takes or returns {error}") from None

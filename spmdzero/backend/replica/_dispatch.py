@@ -31,7 +31,7 @@ from spmdzero.backend.replica._random import (
     has_generator,
 )
 from spmdzero.backend.replica._readers import Reader, common_value, reads_are_global, reads_by
-from spmdzero.backend.replica._remedies import remedy_of_transformers
+from spmdzero.backend.replica._shapes_of_data import remedy_of_transformers
 from spmdzero.errors import ReplicaRegionError
 
 _aten = torch.ops.aten

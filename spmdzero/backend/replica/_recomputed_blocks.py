@@ -13,7 +13,7 @@ from spmdzero._user_line import user_line
 from spmdzero.backend._current import current
 from spmdzero.backend.protocols._region import Recompute
 from spmdzero.backend.replica._anchors import is_hooked
-from spmdzero.backend.replica._candidates import candidates
+from spmdzero.backend.replica._candidates import NotALoopError, candidates, taken_apart
 from spmdzero.backend.replica._class_calls import calls_replaced
 from spmdzero.backend.replica._recompute import (
     is_loop_body,
@@ -21,7 +21,6 @@ from spmdzero.backend.replica._recompute import (
     recomputed_but_dots,
     recomputed_from_host,
 )
-from spmdzero.backend.replica._refused import NotALoopError, taken_apart
 from spmdzero.errors import ReplicaRegionError, SpmdZeroConfigError
 
 _WAYS: dict[str, Callable[..., Any]] = {

@@ -38,7 +38,6 @@ from spmdzero.backend.replica._around import Around, FollowError, Provided
 from spmdzero.backend.replica._collectives import RowCollectives
 from spmdzero.backend.replica._dispatch import RegionDispatch
 from spmdzero.backend.replica._entered import Entered, enter
-from spmdzero.backend.replica._forbidden import refuse_written, write_stamps
 from spmdzero.backend.replica._gathered import GatheredAtUse
 from spmdzero.backend.replica._group_methods import collectives_over
 from spmdzero.backend.replica._kept import KeptTensors
@@ -46,7 +45,12 @@ from spmdzero.backend.replica._outputs import Outputs
 from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.backend.replica._recomputed_blocks import RecomputedBlocks
 from spmdzero.backend.replica._torchs_checkpoint import second_runs, tied_checkpoints
-from spmdzero.backend.replica._written import FirstWrong, leave_written
+from spmdzero.backend.replica._written import (
+    FirstWrong,
+    leave_written,
+    refuse_written,
+    write_stamps,
+)
 from spmdzero.errors import ReplicaRegionError
 from spmdzero.plan import Layout
 

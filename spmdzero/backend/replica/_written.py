@@ -1,7 +1,7 @@
 """Parameters and buffers that a forward wrote, in whatever way, found by their values."""
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any
 
 import torch
@@ -147,3 +147,19 @@ def note_disagreement(
 ) -> None:
     """Sets a flag, 0-dim int32: whether the replicas' highest and lowest values differ."""
     flags[label] = (highest != lowest).any().to(torch.int32)
+
+
+def write_stamps(state: Mapping[str, torch.Tensor]) -> dict[str, Hashable]:
+    """The write stamp of each tensor."""
+    return {name: arrays.write_stamp(tensor) for name, tensor in state.items()}
+
+
+def refuse_written(before: Mapping[str, Hashable], state: Mapping[str, torch.Tensor]) -> None:
+    """Raises ReplicaRegionError if a forward wrote the module's own state, not a replica's copy."""
+    for name, stamp in write_stamps(state).items():
+        if before.get(name, stamp) != stamp:
+            raise ReplicaRegionError(
+                f"forward writes {name!r} by a reference that was kept from before, such as in a "
+                "list of parameters. Each replica has a copy, which only the module knows: reach "
+                f"it as self.{name}"
+            )

@@ -19,11 +19,12 @@ from spmdzero.backend.replica._anchors import is_hooked
 from spmdzero.backend.replica._around import Provided
 from spmdzero.backend.replica._candidates import (
     Candidate,
+    NotALoopError,
     candidates,
     has_hooks,
+    taken_apart,
 )
 from spmdzero.backend.replica._class_calls import calls_replaced
-from spmdzero.backend.replica._refused import NotALoopError, taken_apart
 
 Scan = Literal["auto", "on", "off"]
 

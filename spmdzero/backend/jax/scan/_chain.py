@@ -19,10 +19,9 @@ from spmdzero.backend.jax.scan._loop import Given, run
 from spmdzero.backend.jax.scan._parts import shards_of
 from spmdzero.backend.jax.scan._unrolled import Unrolled
 from spmdzero.backend.replica._around import Provided
-from spmdzero.backend.replica._candidates import FEWEST, surroundings
+from spmdzero.backend.replica._candidates import FEWEST, surroundings, taken_apart
 from spmdzero.backend.replica._gathered import Shard
 from spmdzero.backend.replica._recompute import recomputed
-from spmdzero.backend.replica._refused import taken_apart
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

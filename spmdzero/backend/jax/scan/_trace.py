@@ -19,10 +19,10 @@ from spmdzero.backend.jax.scan._run import Run
 from spmdzero.backend.protocols._compiler import FoldedFunction
 from spmdzero.backend.pure import ImpureError, ModuleWatch, attempt, fold_python
 from spmdzero.backend.replica._anchors import Anchors, no_hooks
+from spmdzero.backend.replica._candidates import NotALoopError, taken_apart
 from spmdzero.backend.replica._dispatch import RegionDispatch
 from spmdzero.backend.replica._gathered import GatheredAtUse
 from spmdzero.backend.replica._random import ReplicaRandom
-from spmdzero.backend.replica._refused import NotALoopError, taken_apart
 
 
 def _gradients(
