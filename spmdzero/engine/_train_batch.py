@@ -98,9 +98,8 @@ class TrainBatch:
         """
         training = self._training
         loss = find_loss(self._forward(*args, **kwargs))
+        # The loss is held until the step has started, as a script holds it: so both have one program.
         self._calls.backward(loss)
-        # A live tensor would be an output of the program.
-        del loss
         total, count = training.current.losses[-1], training.batch.accumulation
         if count > 1:
             (total,) = self._folds(("total", count), _plus_share(count), [before, total])

@@ -16,12 +16,14 @@ from spmdzero.backend import arrays, counters, programs, runtime
 from spmdzero.errors import SpmdZeroUsageError
 from tests.engine.captured import (
     ROWS,
+    WAYS,
     WIDTH,
     Residual,
     assert_twins_agree,
     batches,
     make_engine,
     three_calls,
+    train,
     twins,
 )
 from tests.support.bounds import summed
@@ -313,3 +315,21 @@ def test_a_changed_lr_of_a_users_own_optimizer_counts() -> None:
         engines.append(engine)
     assert_twins_agree((engines[0], engines[1]), run)
     assert engines[1].capture.traced == 0
+
+
+def test_train_batch_and_the_three_calls_start_the_same_program() -> None:
+    engine = make_engine()
+    # Of no other test's length, so that no program is there already.
+    three_calls(engine, 5, length=6)
+    before = counters.compiled()[0]
+    train(engine, 3, length=6)
+    assert counters.compiled()[0] == before
+    assert (engine.capture.compared, engine.capture.ends.repeated) == (3, 7)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_global_forward_that_draws_nothing_is_one_operation(way: str) -> None:
+    engines = twins(lambda: Residual(dropout=0.0), spmd={"forward": "global"})
+    assert_twins_agree(engines, lambda engine: WAYS[way](engine, 6))
+    assert engines[1].capture.reason is None
+    assert engines[1].capture.ends.repeated

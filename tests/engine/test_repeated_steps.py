@@ -12,6 +12,7 @@ import spmdzero
 from tests.engine.captured import (
     Residual,
     assert_same_state,
+    assert_twins_agree,
     batches,
     make_engine,
     three_calls,
@@ -257,3 +258,19 @@ def test_an_average_that_begins_after_the_program_is_known_keeps_what_it_took() 
 
     assert compare(copy) >= 1
     assert all(torch.equal(average.cpu(), then) for average, then in taken)
+
+
+def test_a_micro_batch_whose_end_the_caller_names_needs_no_accumulator() -> None:
+    def run(engine: spmdzero.Engine) -> list[float]:
+        losses = []
+        for step, (x,) in enumerate(batches(8)):
+            engine.set_gradient_accumulation_boundary(step % 2 == 1)
+            loss = engine(x)
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+        return losses
+
+    engines = twins()
+    assert_twins_agree(engines, run)
+    assert engines[1].global_steps == 4

@@ -1,6 +1,7 @@
 """Which memory the results of a program take over, read in the compiled program."""
 
 import re
+import warnings
 
 import torch
 
@@ -58,3 +59,19 @@ def test_memory_that_somebody_holds_is_not_given_away(mesh: Mesh) -> None:
     assert counters.aliased_inputs() == 1
     assert held.cpu().unique().tolist() == kept.cpu().unique().tolist() == [2.0]
     assert second.cpu().unique().tolist() == [6.0]
+
+
+def test_a_value_of_the_replicas_takes_no_batchs_memory(mesh: Mesh) -> None:
+    spec = ("fsdp", None)
+    batch = mesh.mark(mesh.place(torch.ones(16, 4), spec) * 1, spec)
+    whole = mesh.mark(mesh.place(torch.ones(16, 4)) * 1, REPLICATED)
+    runtime.sync()
+    total = batch.sum()
+    # Of the batch's shape on each of the devices: an array of eight times its size.
+    inner = mesh.enter(whole, (None, None)) * 3
+    del batch
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        runtime.sync()
+    assert total.item() == 64
+    assert mesh.leave(inner, spec, (128, 4)).cpu().unique().tolist() == [3.0]

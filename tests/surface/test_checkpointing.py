@@ -92,6 +92,7 @@ def test_losses_are_those_without_checkpointing(plain, checkpointed) -> None:
     assert checkpointed[0] == pytest.approx(plain[0], rel=1e-5)
 
 
+@pytest.mark.backends("jax", "torch_xla")
 @pytest.mark.parametrize("reentrant", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_torchs_own_checkpoint_computes_twice_and_holds_less(plain, reentrant: bool) -> None:
     # The first block's input needs a gradient, without which a reentrant checkpoint has none.
