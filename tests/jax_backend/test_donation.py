@@ -66,7 +66,7 @@ def test_a_value_of_the_replicas_takes_no_batchs_memory(mesh: Mesh) -> None:
     batch = mesh.mark(mesh.place(torch.ones(16, 4), spec) * 1, spec)
     whole = mesh.mark(mesh.place(torch.ones(16, 4)) * 1, REPLICATED)
     runtime.sync()
-    total = batch.sum()
+    total = mesh.mark(batch.sum(), REPLICATED)
     # Of the batch's shape on each of the devices: an array of eight times its size.
     inner = mesh.enter(whole, (None, None)) * 3
     del batch
