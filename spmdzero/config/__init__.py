@@ -2,10 +2,9 @@
 
 from spmdzero.config._auto import with_stand_ins
 from spmdzero.config._batch_sizes import BatchSizes, resolve_batch_sizes
-from spmdzero.config._check import ConfigReport, Refused, check_config
+from spmdzero.config._check import ConfigReport, Refused, check_config, load_config
 from spmdzero.config._contexts import FP16_WITHOUT_ZERO
 from spmdzero.config._keys import NO_MEANING
-from spmdzero.config._load import load_config
 from spmdzero.config._models import OptimizerConfig, SchedulerConfig, SpmdZeroConfig
 from spmdzero.config._monitoring import (
     CometConfig,

@@ -9,17 +9,105 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from spmdzero.config._auto import with_stand_ins
-from spmdzero.config._contexts import FP16_WITHOUT_ZERO
+from spmdzero.config._auto import resolve_auto, with_stand_ins
+from spmdzero.config._combinations import check_combinations
+from spmdzero.config._contexts import FP16_WITHOUT_ZERO, without_effect_beside
 from spmdzero.config._deprecated import holder_of, modernise
-from spmdzero.config._ignored import ignored
+from spmdzero.config._errors import parse
+from spmdzero.config._ignored import ignore_unknown, ignored, known_names
 from spmdzero.config._keys import NO_MEANING, REMOVED
-from spmdzero.config._load import load_config
 from spmdzero.config._models import SECTIONS, SpmdZeroConfig
 from spmdzero.config._must_be_off import OFF_ONLY, OffSection, OffValue
-from spmdzero.config._optimizers import REFUSED_OPTIMIZERS
-from spmdzero.config._read import read
+from spmdzero.config._optimizers import REFUSED_OPTIMIZERS, optimizer_params
+from spmdzero.config._params import check_params
+from spmdzero.config._read import named_by, one_of, read
+from spmdzero.config._schedules import schedule_params
+from spmdzero.config._screen import screen
 from spmdzero.errors import SpmdZeroConfigError
+
+# Largest depth: more than any real config has, and far from Python's recursion limit.
+_MAX_DEPTH = 50
+# Largest integer: Python refuses to print more than 4300 digits, and no setting is that large.
+_MAX_BITS = 2048
+
+
+def check_values(config: dict[str, Any]) -> None:
+    """Returns if the config is made of JSON values (tuples count as lists).
+
+    Raises:
+        SpmdZeroConfigError: a key is not a string, a value is no JSON value, an integer has more
+            than 2048 bits, or the config is nested more than 50 deep, for example because it
+            contains itself.
+    """
+    pending: list[tuple[str, Any, int]] = [("", config, 0)]
+    while pending:
+        path, value, depth = pending.pop()
+        if depth > _MAX_DEPTH:
+            raise _refused(path, type(value), reason=f"this is nested more than {_MAX_DEPTH} deep")
+        if isinstance(value, dict):
+            for name, item in value.items():
+                if not isinstance(name, str):
+                    raise _refused(path, name, reason="a key is not a string", fix="Use strings.")
+                pending.append((f"{path}.{name}".lstrip("."), item, depth + 1))
+        elif isinstance(value, list | tuple):
+            pending.extend((path, item, depth + 1) for item in value)
+        elif isinstance(value, int) and value.bit_length() > _MAX_BITS:
+            raise _refused(
+                path, f"{value.bit_length()} bits", reason="no setting is as large as this number"
+            )
+        elif not isinstance(value, str | int | float | None):
+            raise _refused(
+                path,
+                value,
+                reason=f"{type(value).__name__} is not a JSON value",
+                fix="Write null, a boolean, a number, a string, a list or an object.",
+            )
+
+
+def _refused(
+    path: str, value: object, *, reason: str, fix: str = "Correct this value."
+) -> SpmdZeroConfigError:
+    return SpmdZeroConfigError(key=path or "config", value=value, reason=reason, fix=fix)
+
+
+def load_config(
+    config: str | os.PathLike[str] | dict[str, Any] | None, *, args: object = None
+) -> SpmdZeroConfig:
+    """Reads and checks a config.
+
+    Args:
+        config: path of a JSON or Hjson file, the base64 encoding of its text, or its content as
+            a dict, which is not changed; None takes ``args.deepspeed_config``.
+        args: the parsed command line, for example an argparse.Namespace.
+
+    Raises:
+        SpmdZeroConfigError: there is no config or more than one, the file can't be read, or a key
+            can't be honoured. A key that DeepSpeed doesn't know and so ignores is ignored too, and
+            logged.
+    """
+    given = read(one_of(config, named_by(args)))
+    check_values(given)
+    source, raw = copy.deepcopy(given), copy.deepcopy(given)
+    modernise(raw)
+    ignore_unknown(raw)
+    modern = copy.deepcopy(raw)
+    resolve_auto(raw)
+    screen(raw)
+    known = {at: known_names(at) for at in SECTIONS}
+    checked = parse(SpmdZeroConfig, raw, known=known, at="")
+    if chosen := checked.optimizer:
+        check_params(optimizer_params(chosen.type), chosen.params, at="optimizer.params")
+    if scheduled := checked.scheduler:
+        check_params(schedule_params(scheduled.type), scheduled.params, at="scheduler.params")
+    check_combinations(checked)
+    checked._source = source
+    checked._no_meaning = {
+        key: why
+        for key, why in (NO_MEANING | without_effect_beside(checked)).items()
+        if holder_of(modern, key)[0] is not None
+    }
+    return checked
+
 
 _STAGE = "zero_optimization.stage"
 _ROWS = ("train_batch_size", "train_micro_batch_size_per_gpu")

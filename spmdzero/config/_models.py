@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
-from spmdzero.config._checkpoint import CheckpointConfig
+from spmdzero.config._errors import RefusedValueError
 from spmdzero.config._monitoring import (
     CometConfig,
     CommsLoggerConfig,
@@ -20,14 +20,128 @@ from spmdzero.config._precision import Bf16Config, DataTypesConfig, Fp16Config, 
 from spmdzero.config._schedules import schedule_name
 from spmdzero.config._spmd import SpmdConfig, with_replicas
 from spmdzero.config._tensor_parallel import TensorParallelConfig
-from spmdzero.config._types import Count, Dtype, Natural, Rate, Section, lower, section_in
-from spmdzero.config._without_effect import (
-    ActivationCheckpointingConfig,
-    AioConfig,
-    CompileConfig,
-    TimersConfig,
+from spmdzero.config._types import (
+    Count,
+    DeepSpeedSection,
+    Dtype,
+    Natural,
+    Rate,
+    Section,
+    lower,
+    section_in,
+    upper,
 )
 from spmdzero.config._zero import ZeroConfig
+
+
+class ActivationCheckpointingConfig(DeepSpeedSection):
+    """Where checkpointed activations are kept. What is checkpointed is the model's choice.
+
+    Attributes:
+        cpu_checkpointing: whether the inputs of checkpointed functions, and of blocks that
+            ``spmd.recompute`` runs again, rest in the host's memory until backward, where programs
+            have such a memory; a line says where they don't.
+        partition_activations, number_checkpoints, contiguous_memory_optimization,
+            synchronize_checkpoint_boundary, profile: no meaning here, see `NO_MEANING`.
+    """
+
+    partition_activations: bool = False
+    number_checkpoints: Natural | None = None
+    contiguous_memory_optimization: bool = False
+    synchronize_checkpoint_boundary: bool = False
+    profile: bool = False
+    cpu_checkpointing: bool = False
+
+
+class AioConfig(DeepSpeedSection):
+    """DeepSpeed's asynchronous reads and writes of NVMe."""
+
+    block_size: Natural = 1_048_576
+    queue_depth: Natural = 8
+    intra_op_parallelism: Natural = 1
+    single_submit: bool = False
+    overlap_events: bool = True
+    use_gds: bool = False
+
+
+class ThroughputTimerConfig(DeepSpeedSection):
+    """DeepSpeed's timer of samples per second."""
+
+    enabled: bool = True
+    synchronized: bool = True
+
+
+class TimersConfig(DeepSpeedSection):
+    """DeepSpeed's timers."""
+
+    throughput: ThroughputTimerConfig = ThroughputTimerConfig()
+
+
+class CompileConfig(DeepSpeedSection):
+    """DeepCompile, DeepSpeed's compiler passes; a pass may stay if the mesh does what it does."""
+
+    deepcompile: bool = False
+    autoep_non_moe: bool = False
+    free_activation: bool = False
+    free_activation_threshold: Natural = 10 * 1024 * 1024
+    offload_activation: bool = False
+    offload_activation_pin_memory: bool = True
+    offload_opt_states: bool = False
+    double_buffer: bool = True
+    symmetric_memory: bool = False
+    debug_log: bool = False
+    offload_parameters: bool = False
+    sync_before_reduce: bool = False
+    sync_after_reduce: bool = False
+    sync_before_allgather: bool = False
+    sync_after_allgather: bool = False
+    keep_int_input_tensors: bool = True
+    keep_all_input_tensors: bool = False
+    passes: list[Literal["z1", "z3", "autosp", "autotp"]] | None = None
+
+
+class ParallelWriteConfig(DeepSpeedSection):
+    """Says which of DeepSpeed's ranks write a checkpoint."""
+
+    pipeline_stage: bool = False
+
+
+class CheckpointConfig(DeepSpeedSection):
+    """How checkpoints are written. The first three keys are spmdzero's, the others DeepSpeed's.
+
+    Attributes:
+        asynchronous: ``async`` in JSON: whether `save_checkpoint` returns as soon as the state is
+            in the host's memory, and files are written while training goes on.
+        keep_last: number of newest checkpoints to keep; older ones that `latest` once named are
+            deleted when a new one is complete. None keeps all.
+        keep_every: checkpoints whose global step is a multiple of this number are kept too.
+        load_universal: whether `load_checkpoint` without a tag takes the tag in `latest_universal`
+            instead of the one in `latest`. The format itself is recognised.
+        use_node_local_storage: whether each host has a folder of its own; refused on several
+            hosts, which write into one folder.
+        tag_validation: what to do if the hosts don't name the same tag.
+        checkpoint_serialization, parallel_write, writer: see `NO_MEANING`.
+    """
+
+    asynchronous: bool = Field(default=False, alias="async")
+    keep_last: Count | None = None
+    keep_every: Count | None = None
+    tag_validation: Annotated[Literal["WARN", "IGNORE", "FAIL"], BeforeValidator(upper)] = "WARN"
+    load_universal: bool = False
+    use_node_local_storage: bool = False
+    checkpoint_serialization: bool = True
+    parallel_write: ParallelWriteConfig = ParallelWriteConfig()
+    writer: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _every_needs_last(self) -> "CheckpointConfig":
+        if self.keep_every is not None and self.keep_last is None:
+            raise RefusedValueError(
+                "without keep_last nothing is deleted, so there is nothing to keep",
+                fix='Add "keep_last": 2, for example.',
+                at=("keep_every",),
+            )
+        return self
 
 
 def _never_is_none(value: object) -> object:

@@ -98,7 +98,7 @@ class TrainBatch:
         """
         training = self._training
         loss = find_loss(self._forward(*args, **kwargs))
-        # The loss is held until the step has started, as a script holds it: so both have one program.
+        # It is held until the step has started, as a script holds it: so both have one program.
         self._calls.backward(loss)
         total, count = training.current.losses[-1], training.batch.accumulation
         if count > 1:

@@ -15,7 +15,7 @@ import spmdzero
 from spmdzero import Explanation, SpmdZeroUsageError
 from spmdzero.cli import _explain_job as command
 from spmdzero.cli._app import app
-from spmdzero.cli._duration import duration
+from spmdzero.cli._explain import duration
 from spmdzero.inspect import CollectiveLedger, read_matmuls
 from spmdzero.profiling import backward_scopes, module_scopes, traced_in
 from tests.audit.models import config, engine_of

@@ -19,7 +19,7 @@ from spmdzero.backend.hosts import processes
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.integrations import DeferredTensor
 from spmdzero.integrations._deferred import defer, undefer
-from spmdzero.integrations._summed_loss import SummedLoss
+from spmdzero.integrations._trainer import SummedLoss
 from tests.support.bounds import assert_summed, summed
 from tests.support.engines import reads
 

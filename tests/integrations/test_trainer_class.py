@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from spmdzero.integrations._summed_loss import SummedLoss
-from spmdzero.integrations._trainer import _defer_trainers_loss, _tell_of_plain_torch
+from spmdzero.integrations._trainer import SummedLoss, _defer_trainers_loss, _tell_of_plain_torch
 from tests.support.processes import run_python
 
 pytestmark = pytest.mark.backends("torch_xla", test_all="jax")

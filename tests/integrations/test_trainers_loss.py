@@ -9,7 +9,7 @@ from torch import nn
 
 from spmdzero.integrations import _trainer
 from spmdzero.integrations._initialize import initialize_for_client
-from spmdzero.integrations._summed_loss import SummedLoss
+from spmdzero.integrations._trainer import SummedLoss
 from tests.support.engines import config
 
 pytestmark = pytest.mark.backends("jax", test_all="torch_xla")

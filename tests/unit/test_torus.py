@@ -3,7 +3,7 @@
 import pytest
 
 from spmdzero.backend import Torus, scatter_steps, scatters_whole
-from spmdzero.backend.torch_xla._torus import torus_of
+from spmdzero.backend.torch_xla.runtime import torus_of
 
 pytestmark = pytest.mark.backends("torch_xla")
 

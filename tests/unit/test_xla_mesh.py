@@ -16,8 +16,8 @@ from spmdzero.backend.torch_xla import (
     runtime,
     sharding_of,
 )
-from spmdzero.backend.torch_xla._reads import watch_reads
 from spmdzero.backend.torch_xla.mesh import fresh
+from spmdzero.backend.torch_xla.region import watch_reads
 from spmdzero.plan import Layout, MeshSpec, Placement
 
 pytestmark = pytest.mark.backends("torch_xla")

@@ -1,13 +1,23 @@
-"""Devices and processes: switching SPMD on in time, counts, synchronisation."""
+"""Devices and processes: switching SPMD on in time, counts, synchronisation.
+
+Code that writes files asks with `data_ptr()` which tensors share memory (safetensors, and so
+transformers, peft, accelerate and huggingface_hub). Here those share memory that share torch's
+object of a storage, as a tensor, its views and its detached copies do.
+"""
 
 import contextlib
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 
+from spmdzero._replaced import in_place_of
 from spmdzero.backend import _autocast_lists, _named_states
 from spmdzero.backend._device_generator import take_over_generator
 from spmdzero.backend._device_index import take_over
@@ -17,11 +27,52 @@ from spmdzero.backend.chips._torus import Torus
 from spmdzero.backend.torch_xla import _private, memory_maps
 from spmdzero.backend.torch_xla._cpu_flags import in_force as cpu_flags
 from spmdzero.backend.torch_xla._cpu_flags import start_as_torch_computes
-from spmdzero.backend.torch_xla._storage import tell_storages_apart
-from spmdzero.backend.torch_xla._torus import torus_of
 from spmdzero.backend.torch_xla.counters import aliased_inputs
 from spmdzero.backend.torch_xla.kernels import mend
 from spmdzero.errors import SpmdZeroRuntimeError
+
+
+def torus_of(attributes: Sequence[Mapping[str, Any]]) -> Torus | None:
+    """Number of chips along each direction, x first.
+
+    Args:
+        attributes: of each device of all processes, as in torch_xla.runtime's
+            `global_runtime_device_attributes`: ``name`` such as ``TPU:3``, ``coords``, and
+            ``slice_index`` where there are several slices.
+
+    Returns None where the devices don't fill one slice, or aren't numbered along x first.
+    """
+    if not all("coords" in each for each in attributes):
+        return None
+    ordered = sorted(attributes, key=lambda each: int(str(each["name"]).rpartition(":")[2]))
+    coords = [tuple(each["coords"]) for each in ordered]
+    torus = tuple(1 + max(place) for place in zip(*coords, strict=True))
+    slices = {each.get("slice_index", 0) for each in ordered}
+    if len(slices) > 1 or math.prod(torus) != len(coords):
+        return None
+    # NumPy calls the order with x first Fortran's.
+    numbered = zip(*np.unravel_index(np.arange(len(coords)), torus, order="F"), strict=True)
+    return torus if coords == [tuple(map(int, place)) for place in numbered] else None
+
+
+_BECAUSE = "savers ask which tensors share memory, and torch_xla has no address, or 0 for each"
+
+
+@functools.cache
+def tell_storages_apart() -> None:
+    """Makes torch answer with a number for each storage on the devices; once per process."""
+
+    @in_place_of(torch.UntypedStorage, "data_ptr", because=_BECAUSE)
+    def of_storage(own: Callable[..., int], self: torch.UntypedStorage) -> int:
+        return self._cdata if self.device.type == "xla" else own(self)
+
+    @in_place_of(torch.Tensor, "data_ptr", because=_BECAUSE)
+    def of_tensor(own: Callable[..., int], self: torch.Tensor) -> int:
+        if self.device.type != "xla":
+            return own(self)
+        offset = int(self.storage_offset()) * self.element_size()
+        return self.untyped_storage().data_ptr() + offset
+
 
 __all__ = ["aliased_inputs", "cpu_flags", "has_tpu_chips"]
 

@@ -1,6 +1,7 @@
 """torch's .pt files, read without running their contents, and written with DeepSpeed's names."""
 
 import pickle
+import pickletools
 import re
 import types
 import warnings
@@ -15,7 +16,56 @@ from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
 from spmdzero.formats._files import save_torch
 from spmdzero.formats._safe_values import SAFE, made, safe_values
 from spmdzero.formats.deepspeed._pickled_classes import STAND_INS
-from spmdzero.formats.deepspeed._scan import foreign_names
+
+_PLAIN = ("torch", "collections", "_codecs")
+
+
+def foreign_names(path: Path) -> list[str]:
+    """The sorted names, ``module.name``, in the pickle of a .pt file, without torch's own.
+
+    Reads every pickle protocol, zipped or not: for messages about a file that torch has refused.
+    """
+    found: set[str] = set()
+    for data in _pickles(path):
+        found |= _names(data)
+    return sorted(name for name in found if not name.startswith(tuple(f"{p}." for p in _PLAIN)))
+
+
+def _pickles(path: Path) -> list[bytes]:
+    if not zipfile.is_zipfile(path):
+        return [path.read_bytes()]
+    with zipfile.ZipFile(path) as archive:
+        return [archive.read(name) for name in archive.namelist() if name.endswith(".pkl")]
+
+
+def _names(data: bytes) -> set[str]:
+    found: set[str] = set()
+    memo: dict[int, str] = {}
+    texts = ["", ""]
+    at = 0
+    while at < len(data):
+        start = at
+        try:
+            for operation, argument, place in pickletools.genops(data[start:]):
+                at = start + (place or 0) + 1
+                kind = operation.name
+                if kind in ("GLOBAL", "INST"):
+                    found.add(str(argument).replace(" ", "."))
+                elif kind == "STACK_GLOBAL":
+                    found.add(".".join(texts[-2:]))
+                elif "UNICODE" in kind:
+                    texts.append(str(argument))
+                elif kind == "MEMOIZE":
+                    memo[len(memo)] = texts[-1]
+                elif kind in ("BINPUT", "LONG_BINPUT", "PUT"):
+                    memo[int(argument)] = texts[-1]  # type: ignore[arg-type]
+                elif kind in ("BINGET", "LONG_BINGET", "GET"):
+                    texts.append(memo.get(int(argument), ""))  # type: ignore[arg-type]
+        except ValueError:
+            # There are no more pickles: in an old .pt file the storages' bytes follow.
+            break
+    return found
+
 
 _RESAVE = "Copy the file again from where it was written, or load an older tag"
 _RUNS = (

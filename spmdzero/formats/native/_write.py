@@ -3,9 +3,11 @@
 import contextlib
 import logging
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import filelock
 
@@ -36,10 +38,42 @@ from spmdzero.formats.native._processes import (
     shared_failure,
     tell_part,
 )
-from spmdzero.formats.native._script import write_script
+
+logger = logging.getLogger("spmdzero")
+
+_NAME = "zero_to_fp32.py"
+_TEXT = '''\
+#!/usr/bin/env python
+"""Writes the fp32 weights of a checkpoint in this folder, where spmdzero is installed.
+
+    python zero_to_fp32.py . OUTPUT_DIR [--safe_serialization] [--tag TAG]
+"""
+
+from spmdzero.utils.zero_to_fp32 import main
+
+if __name__ == "__main__":
+    main()
+'''
+
+
+def write_script(folder: Path) -> None:
+    """Writes ``zero_to_fp32.py``, in the place of DeepSpeed's; a failure is a warning.
+
+    DeepSpeed's script reads only checkpoints of its own, this one reads both kinds.
+    """
+    path = folder / _NAME
+    try:
+        if not path.exists() or path.read_bytes() != _TEXT.encode():
+            write_whole(path, _TEXT.encode())
+            path.chmod(path.stat().st_mode | stat.S_IEXEC)
+    except OSError as error:
+        logger.warning(
+            "%s can't be written, which is nothing but a shorter way to write `spmdzero convert "
+            "%s TARGET --to fp32`: %s", path, folder, error
+        )  # fmt: skip
+
 
 _LOCK = ".spmdzero.lock"
-logger = logging.getLogger("spmdzero")
 # Engines of one process take turns in a folder: the lock file is for other processes.
 _TURNS: dict[str, threading.Lock] = {}
 os.register_at_fork(after_in_child=_TURNS.clear)

@@ -10,12 +10,11 @@ import torch
 from torch import nn
 from torch.nn.utils.stateless import _reparametrize_module
 
-from spmdzero.backend._current import arrays
+from spmdzero.backend._current import arrays, compiler
 from spmdzero.backend.jax.lazy._factories import OwnFactories
 from spmdzero.backend.jax.lazy._quirks import JaxQuirks
 from spmdzero.backend.jax.scan._body import Block, Body
 from spmdzero.backend.jax.scan._parts import Form, shards_of
-from spmdzero.backend.jax.scan._run import Run
 from spmdzero.backend.protocols._compiler import FoldedFunction
 from spmdzero.backend.pure import ImpureError, ModuleWatch, attempt, fold_python
 from spmdzero.backend.replica._anchors import Anchors, no_hooks
@@ -23,6 +22,42 @@ from spmdzero.backend.replica._candidates import NotALoopError, taken_apart
 from spmdzero.backend.replica._dispatch import RegionDispatch
 from spmdzero.backend.replica._gathered import GatheredAtUse
 from spmdzero.backend.replica._random import ReplicaRandom
+
+
+class Run:
+    """The facts that a trace of a block collects; `more` holds the inputs that it adds."""
+
+    def __init__(self) -> None:
+        self.more: list[torch.Tensor] = []
+        self.keys: dict[int, int] = {}
+        self.uploads: list[int] = []
+        self.hosts: list[torch.Tensor] = []
+        self.products: list[Form] = []
+        self.anchors: list[int] = []
+        self.output: Any = None
+
+    def input(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        self.more.append(compiler.stand_in(shape, dtype))
+        return len(self.more) - 1
+
+    def key(self, value: int) -> torch.Tensor:
+        # A block's own checkpointing resets the generator, and draws its keys again.
+        if value not in self.keys:
+            self.keys[value] = self.input((), torch.int32)
+        return self.more[self.keys[value]]
+
+    def upload(self, host: torch.Tensor) -> torch.Tensor:
+        for known, place in zip(self.hosts, self.uploads, strict=True):
+            if known.dtype == host.dtype and torch.equal(known, host):
+                return self.more[place]
+        self.hosts.append(host.detach().clone())
+        self.uploads.append(self.input(host.shape, host.dtype))
+        return self.more[-1]
+
+    def product(self, product: torch.Tensor) -> torch.Tensor:
+        self.products.append(Form.of(product))
+        self.anchors.append(self.input(product.shape, product.dtype))
+        return self.more[-1]
 
 
 def _gradients(
