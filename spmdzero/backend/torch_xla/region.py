@@ -1,8 +1,8 @@
 """The replica region and the global forward, on torch_xla.
 
-XLA aborts the process when a replica's tensor is moved to the host. `RegionDispatch` sees most reads,
-but not those that torch makes with modes off (`repr`), and not those of a hook that reads a kept
-tensor after the region, or in a plain `loss.backward()`. So torch_xla's ways to the host are
+XLA aborts the process when a replica's tensor is moved to the host. `RegionDispatch` sees most
+reads, but not those that torch makes with modes off (`repr`), and not those of a hook that reads a
+kept tensor after the region, or in a plain `loss.backward()`. So torch_xla's ways to the host are
 watched in the dispatcher itself. This also avoids the program that torch_xla would compile to
 gather a split tensor.
 """
