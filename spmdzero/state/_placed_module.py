@@ -1,7 +1,7 @@
 """Moves the user's module to the devices and off them, in place.
 
-Tensors that were computed of a parameter before are refused. Autograd holds on to that parameter: it
-could not be exchanged, and they would keep the old value.
+Tensors that were computed of a parameter before are refused. Autograd holds on to that parameter:
+it could not be exchanged, and they would keep the old value.
 """
 
 from collections.abc import Collection, Iterator
