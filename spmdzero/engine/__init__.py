@@ -16,6 +16,7 @@ from spmdzero.engine._sequence_axis import with_mpus_size
 from spmdzero.engine._setup import start_devices
 from spmdzero.engine._snapshot import StepGraph
 from spmdzero.engine._tensor_axis import ask_for_size
+from spmdzero.engine._work_count import WorkCount, counting_work
 from spmdzero.step._optimizer import ZeroOptimizer
 
 __all__ = [
@@ -27,12 +28,14 @@ __all__ = [
     "RepeatedRows",
     "ReplicaBatchSampler",
     "StepGraph",
+    "WorkCount",
     "ZeroDataLoader",
     "ZeroOptimizer",
     "ZeroParamStatus",
     "ZeroParameter",
     "ask_for_size",
     "changed_calls",
+    "counting_work",
     "engines_made",
     "find_loss",
     "initialize",

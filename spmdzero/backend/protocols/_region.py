@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 
+from spmdzero.backend.forms._work import Work
 from spmdzero.errors import SpmdZeroUsageError
 
 OutputRule = Literal["batch", "mean", "sum", "agree", "stack"]
@@ -143,6 +144,13 @@ class Forward(Protocol):
 
     def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Tracing) -> Passage:
         """Runs the module as a call does, but reads and writes nothing that the module holds."""
+
+    def count(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Work:
+        """The arithmetic of a call and of its backward, by which nothing is computed or changed.
+
+        Raises:
+            ReplicaRegionError: as in a call.
+        """
 
     def backward(
         self, state: Mapping[str, torch.Tensor], *, key: KeySource, read: Reader
