@@ -182,22 +182,11 @@ def _known(func: Any) -> Callable[[Any, Any, Any], Product] | str | None:
             flops=float(formula(*args, **kwargs, out_val=made)),
             operands=((args[one],), (args[other],)),
         )
-    formula = flop_registry.get(getattr(func, "_overloadpacket", None))
     if namespace not in _OF_TORCH:
-        if formula is None:
-            return f"{func} is no operation of torch's, and its arithmetic isn't known"
-        return lambda args, kwargs, made: _of_a_script(formula, args, kwargs, made)
+        return f"{func} is no operation of torch's, and its arithmetic isn't known"
     if _MAY_MULTIPLY.search(name) and not _MULTIPLIES_NOTHING.search(name):
         return f"how much arithmetic {func} is isn't known"
     return None
-
-
-def _of_a_script(formula: Callable[..., Any], args: Any, kwargs: Any, made: Any) -> Product:
-    """A product by a formula of `torch.utils.flop_counter.register_flop_formula`."""
-    tensors = tuple(found((args, kwargs), torch.Tensor))
-    return Product(
-        flops=float(formula(*args, **kwargs, out_val=made)), operands=(tensors, tensors)
-    )
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> Product:
