@@ -107,12 +107,12 @@ def trace_without_data(engine: Engine, batch: Batch) -> tuple[TracedProgram, ...
         backward_scopes(engine.module),
         counting_work() as count,
     ):
-        traced = functools.partial(traced_program, count=count)
+        traced = functools.partial(traced_program, engine=engine, count=count)
         return tuple(each_program(engine, args, kwargs, traced))
 
 
 def traced_program(
-    graph: StepGraph, runs: int, placeholders: Placeholders, *, count: WorkCount
+    graph: StepGraph, runs: int, placeholders: Placeholders, *, engine: Engine, count: WorkCount
 ) -> TracedProgram:
     """A program that is about to be compiled.
 
@@ -120,16 +120,21 @@ def traced_program(
         graph: of the program.
         runs: number of its runs in a step.
         placeholders: what its inputs are.
+        engine: whose step it is.
         count: what the forwards since the program before have counted.
     """
-    program = placeholders.program(list(graph.outputs.values()))
+    outputs, work = list(graph.outputs.values()), count.take()
+    program = placeholders.program(outputs)
+    if engine._training.region is not None:
+        # A global forward's operations can't be told from those outside, and there is a loss.
+        work = work + placeholders.work_outside(outputs)
     return TracedProgram(
         kind=graph.kind,
         runs=runs,
         outputs=graph.returned,
         annotated=program,
         compiled=None,
-        work=count.take(),
+        work=work,
     )
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import spmdzero
 from spmdzero import Explanation
-from spmdzero.explain import StepTime
+from spmdzero.explain import FirstStep, StepTime, Topology
 from spmdzero.nn import linear_cross_entropy
 
 pytestmark = [
@@ -142,3 +142,39 @@ def test_a_model_with_an_operation_that_is_not_known_has_no_mfu_and_says_why() -
     assert each.hfu > 0
     assert "MFU not counted, HFU" in str(found).splitlines()[0]
     assert "how much arithmetic aten.linalg_inv_ex.default is isn't known" in str(found)
+
+
+class _StepEndedError(BaseException):
+    pass
+
+
+@pytest.mark.slow
+def test_a_scripts_own_loss_and_another_engine_count_as_they_run() -> None:
+    def ended(_: FirstStep) -> None:
+        raise _StepEndedError
+
+    def layer(outer: int) -> nn.Linear:
+        return nn.Linear(WIDTH, outer, bias=False)
+
+    config = {
+        "train_micro_batch_size_per_gpu": ROWS,
+        "gradient_accumulation_steps": 2,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    }
+    step = FirstStep(Topology.parse(TPU), ended=ended)
+    with step.watched(), pytest.raises(_StepEndedError):
+        engine, *_ = spmdzero.initialize(model=layer(LENGTH), config=config)
+        other, *_ = spmdzero.initialize(
+            model=layer(LENGTH), config={"train_micro_batch_size_per_gpu": ROWS}
+        )
+        head = torch.ones(LENGTH, WORDS, device=engine.device)
+        while True:
+            x = torch.ones(8 * ROWS, WIDTH)
+            with torch.no_grad():
+                known = other(x)
+            engine.backward(((engine(x) - known) @ head).square().mean())
+            engine.step()
+    # The input is data, the other model has no backward, the head is not trained.
+    first, last = 2 * ROWS * WIDTH * LENGTH, 2 * ROWS * LENGTH * WORDS
+    found = step.explanation().time_on(TPU)
+    assert found.model_flops == 2 * (2 * first + first + 2 * last)
