@@ -65,4 +65,3 @@ def count_work(
         programs.not_the_scripts(Compiled.so_far() - before)
     for count in _counts:
         count.add(work)
-

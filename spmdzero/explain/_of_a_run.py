@@ -70,9 +70,7 @@ class FirstStep:
         last = graph.kind == "boundary"
         if graph.kind not in self._programs:
             runs = 1 if last else engine.gradient_accumulation_steps() - 1
-            traced = traced_program(
-                graph, runs, placeholders, engine=engine, count=self._count
-            )
+            traced = traced_program(graph, runs, placeholders, engine=engine, count=self._count)
             self._programs[graph.kind] = traced
         self._count.take()
         placeholders.stand_for(graph.outputs.values())

@@ -38,9 +38,7 @@ class TracedProgram:
     work: Work | None = None
 
 
-def trace_step(
-    engine: Engine, batch: Batch, *, counts: bool = False
-) -> tuple[TracedProgram, ...]:
+def trace_step(engine: Engine, batch: Batch, *, counts: bool = False) -> tuple[TracedProgram, ...]:
     """Trains one step whose micro-batches are all `batch`; returns its programs.
 
     Args:
@@ -86,7 +84,7 @@ def trace_step(
 def trace_audited(
     engine: Engine, batch: Batch, *, steps: int, counts: bool = False
 ) -> tuple[tuple[TracedProgram, ...], AuditReport]:
-    """Runs `trace_step` with these arguments, and audits the `steps` steps (1 or more) that it trains.
+    """Runs `trace_step` so, and audits the `steps` steps (1 or more) that it trains.
 
     Operations of the programs carry the names of the modules that traced them.
     """

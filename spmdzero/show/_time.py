@@ -45,9 +45,7 @@ def _bar(time: StepTime) -> Bar:
     if time.uncounted:
         notes.append(f"of {time.uncounted:,} fusions libtpu estimates nothing: they count as 0")
     return Bar(
-        title=(
-            f"on {time.target}: {milliseconds(time.seconds)}, {utilisation(time)}"
-        ),
+        title=f"on {time.target}: {milliseconds(time.seconds)}, {utilisation(time)}",
         segments=[
             Segment(
                 label=f"{kind.name}{' (modelled)' if kind.name in _MODELLED else ''}",

@@ -231,6 +231,21 @@ def test_of_causal_attention_half_of_the_pairs_count() -> None:
     assert (causal.flops, whole.flops) == (weights + pairs / 2, weights + pairs)
 
 
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}])
+def test_kernels_whose_blocks_are_padded_count_as_torchs_attention(options: Any) -> None:
+    by_kernel = counted(attending(**options), TOKENS, spmd={"attention": "kernel"})
+    assert by_kernel == counted(attending(**options), TOKENS)
+
+
+def test_rows_that_devices_cannot_share_count_once() -> None:
+    config = {"train_micro_batch_size_per_gpu": ROWS, "optimizer": {"type": "AdamW"}}
+    engine, *_ = spmdzero.initialize(model=Layers(), config=config)
+    engine.eval()
+    with counting_work() as count, torch.no_grad():
+        engine(TOKENS[:-3])
+    assert 3 * count.take().times(DEVICES).flops == by_torch(Layers(), TOKENS[:-3])
+
+
 def test_what_it_does_not_know_it_names() -> None:
     class Inverse(Words):
         def __init__(self) -> None:

@@ -111,7 +111,7 @@ def test_hfu_has_what_is_computed_again_and_mfu_only_the_time_that_it_takes() ->
     again = 2 * ROWS * LENGTH * BLOCKS * (3 + 4) * WIDTH**2
     assert again <= twice.flops - once.flops <= FLOPS / 3
     assert twice.seconds > once.seconds
-    assert twice.mfu is not None and once.mfu is not None and twice.mfu < once.mfu
+    assert (twice.mfu or 1.0) < (once.mfu or 0.0)
 
 
 def test_a_steps_arithmetic_is_that_of_all_its_micro_batches() -> None:
@@ -161,8 +161,8 @@ def test_a_scripts_own_loss_and_another_engine_count_as_they_run() -> None:
         "gradient_accumulation_steps": 2,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
     }
-    step = FirstStep(Topology.parse(TPU), ended=ended)
-    with step.watched(), pytest.raises(_StepEndedError):
+
+    def script() -> None:
         engine, *_ = spmdzero.initialize(model=layer(LENGTH), config=config)
         other, *_ = spmdzero.initialize(
             model=layer(LENGTH), config={"train_micro_batch_size_per_gpu": ROWS}
@@ -174,6 +174,10 @@ def test_a_scripts_own_loss_and_another_engine_count_as_they_run() -> None:
                 known = other(x)
             engine.backward(((engine(x) - known) @ head).square().mean())
             engine.step()
+
+    step = FirstStep(Topology.parse(TPU), ended=ended)
+    with step.watched(), pytest.raises(_StepEndedError):
+        script()
     # The input is data, the other model has no backward, the head is not trained.
     first, last = 2 * ROWS * WIDTH * LENGTH, 2 * ROWS * LENGTH * WORDS
     found = step.explanation().time_on(TPU)

@@ -164,7 +164,9 @@ def with_caps_and_sinks(attend: Attend, around: Around) -> Iterator[None]:
 
     def get_interface(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Any:
         function = found(self, attn_implementation, default)
-        return functools.partial(_called, attend, around, function) if function is default else function
+        if function is not default:
+            return function
+        return functools.partial(_called, attend, around, function)
 
     with mock.patch.object(interface, "get_interface", get_interface):
         yield
