@@ -66,7 +66,7 @@ class WorkCounter(DispatchMode):
 
     @property
     def work(self) -> Work:
-        """What was counted so far."""
+        """The arithmetic that was counted so far."""
         return Work(flops=self._flops * self._share, unknown=tuple(self._unknown))
 
     @contextlib.contextmanager
