@@ -114,6 +114,7 @@ class ThreeCalls:
     def forward_placed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the module on inputs that are on the devices."""
         training = self._training
+        count_work(training, self._launching.programs, args, kwargs)
         self._launching.note_call(args, kwargs)
         records = torch.is_grad_enabled()
         if not records:
@@ -122,7 +123,6 @@ class ThreeCalls:
         if records:
             training.current.pass_forward()
         output = self._folding.forward(args, kwargs)
-        count_work(training, self._launching.programs, args, kwargs)
         output = self._watch.watch(output) if records else output
         return output if self._host_outputs is None else self._host_outputs(output)
 

@@ -1,6 +1,7 @@
 """Counts the arithmetic of the forwards that engines run."""
 
 import contextlib
+import gc
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -44,7 +45,7 @@ def counting_work() -> Iterator[WorkCount]:
 def count_work(
     training: Training, programs: ProgramLog, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
-    """Counts a forward that has just run, if anyone wants it; it changes nothing.
+    """Counts a forward that is about to run, if anyone wants it; it changes nothing.
 
     Args:
         training: the training of the engine.
@@ -62,6 +63,8 @@ def count_work(
         said = str(error).strip().splitlines() or [type(error).__name__]
         work = Work(unknown=(f"a forward that was traced to count it ended in: {said[0]}",))
     finally:
+        # What the trace has recorded would be computed where the forward reads a value.
+        gc.collect()
         programs.not_the_scripts(Compiled.so_far() - before)
     for count in _counts:
         count.add(work)
