@@ -81,9 +81,9 @@ class StepTime(Shown):
             the other way, hide the rest.
         flops: operations of all matrix products of one device in the compiled programs, kernels
             and what is computed again included.
-        model_flops: those of them that the model asks for, whatever the programs make of it:
-            forward and backward without recomputation, as `Explanation` counts them; None where
-            they are not known.
+        model_flops: operations of one device that the model asks for, whatever the programs make of
+            it: a forward, and a backward without recomputation. docs/explain.md says how they are
+            counted. None where they are not known.
         not_counted: why `model_flops` are not known, in words.
         peak_flops: the chip's peak operations per second.
         kinds: the step's time by kind of operation: attention's batched products and softmax, other
