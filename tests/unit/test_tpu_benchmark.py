@@ -78,9 +78,7 @@ def test_the_arithmetic_of_a_model_is_the_papers() -> None:
     # 4.09 billion multiplications and additions an image in its forward.
     # The first convolution's input is data: 147 multiplications a place need no gradient.
     of_images = 64 * 2 * 64 * 112**2 * 147
-    assert model_flops(CASES["resnet"]) == pytest.approx(
-        64 * 3 * 2 * 4.09e9 - of_images, rel=0.002
-    )
+    assert model_flops(CASES["resnet"]) == pytest.approx(64 * 3 * 2 * 4.09e9 - of_images, rel=0.002)
 
 
 def test_nothing_that_is_computed_again_is_the_models_arithmetic() -> None:
