@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import spmdzero
-from spmdzero.backend import Work
+from spmdzero.backend import Product, Work
+from spmdzero.backend.replica._work_counter import product_of
 from spmdzero.engine import counting_work
 
 pytestmark = pytest.mark.backends("jax")
@@ -170,6 +171,14 @@ def test_it_is_torchs_count_of_a_forward_and_a_backward(
     assert work == Work(flops=by_torch(made(), x))
 
 
+@pytest.mark.parametrize("axis", ["tensor", "sequence"])
+def test_devices_that_share_a_replica_have_a_part_each(axis: str) -> None:
+    partition = {"partition": {"layers.*.weight": "column"}} if axis == "tensor" else {}
+    spmd = {"mesh": {"fsdp": -1, axis: 2}, **partition}
+    rows = TOKENS[: len(TOKENS) // 2]
+    assert counted(Layers(), rows, spmd=spmd) == Work(flops=by_torch(Layers(), rows))
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_what_torchs_checkpoint_computes_again_is_left_out(reentrant: bool) -> None:
     assert by_torch(Layers(reentrant), TOKENS) > by_torch(Layers(), TOKENS)
@@ -244,6 +253,25 @@ def test_rows_that_devices_cannot_share_count_once() -> None:
     with counting_work() as count, torch.no_grad():
         engine(TOKENS[:-3])
     assert 3 * count.take().times(DEVICES).flops == by_torch(Layers(), TOKENS[:-3])
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_convolutions_backward_that_runs_is_as_much_as_its_forward_for_each_gradient(
+    groups: int, transposed: bool
+) -> None:
+    aten = torch.ops.aten
+    x, weight = torch.ones(2, 8, 6, 6), torch.ones(8, 8 // groups, 3, 3)
+    how = ([1, 1], [1, 1], [1, 1], transposed, [0, 0], groups)
+    made = aten.convolution(x, weight, None, *how)
+    forward = product_of(aten.convolution.default, (x, weight, None, *how), {}, made)
+    mask = [False, True, False]
+    backward = product_of(
+        aten.convolution_backward.default, (made, x, weight, [8], *how, mask), {}, None
+    )
+    assert isinstance(forward, Product)
+    assert isinstance(backward, Product)
+    assert forward.flops == backward.flops == 2 * 2 * 8 * (8 // groups) * 6 * 6 * 9
 
 
 def test_what_it_does_not_know_it_names() -> None:

@@ -31,7 +31,7 @@ _MAY_MULTIPLY = re.compile(
 )
 _MULTIPLIES_NOTHING = re.compile(
     r"^(?:upsample_\w+|linalg_(?:vector_norm|cross|diagonal|check_errors)|_linalg_check_errors"
-    r"|nll_loss\w*|_thnn_fused_(?:lstm|gru)_cell)$"
+    r"|nll_loss\w*|_thnn_fused_(?:lstm|gru)_cell|slice_inverse)$"
 )
 # Namespaces of operations that only move, or that torch itself takes apart.
 _OF_TORCH = ("aten", "prim", "prims", "c10d", "_c10d_functional", "profiler")
@@ -210,7 +210,18 @@ def _grouped(one: torch.Tensor, other: torch.Tensor, *_: Any, **__: Any) -> Prod
     return Product(flops=flops, operands=((one,), (other,)))
 
 
+def _convolution_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *more: Any
+) -> Product:
+    """The products of a backward that runs; `more` has torch's other arguments, the mask last."""
+    from torch.utils.flop_counter import conv_flop_count
+
+    once = conv_flop_count([*x.shape], [*weight.shape], [*grad.shape], transposed=more[4])
+    return Product(flops=float(once * sum(more[-1][:2])), operands=())
+
+
 _OWN: dict[str, Callable[..., Product]] = {
+    "convolution_backward": _convolution_backward,
     "linear": _linear,
     **dict.fromkeys(("dot", "vdot", "mv"), _of_vectors),
     "addmv": _addmv,
