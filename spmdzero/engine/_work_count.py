@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import io
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -56,7 +57,13 @@ def count_work(
         return
     before = Compiled.so_far()
     try:
-        with GeneratorWatch(), ModuleWatch(training.module, {}), programs.own_reads():
+        with (
+            GeneratorWatch(),
+            ModuleWatch(training.module, {}),
+            programs.own_reads(),
+            # What a model prints is printed by the forward that runs.
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
             work = training.forward.count(args, kwargs)
     except Exception as error:
         # What can't be traced alone is said in the figure's place.

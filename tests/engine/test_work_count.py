@@ -190,7 +190,9 @@ def test_a_forward_without_gradients_has_no_backward() -> None:
     assert whole.flops == 3 * alone.flops > 0
 
 
-def test_counting_changes_neither_losses_nor_what_a_module_holds() -> None:
+def test_counting_changes_neither_losses_nor_what_a_module_holds_or_prints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     class Noting(Images):
         def __init__(self) -> None:
             super().__init__()
@@ -198,6 +200,7 @@ def test_counting_changes_neither_losses_nor_what_a_module_holds() -> None:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             self.calls += 1
+            print("called", self.calls)
             return super().forward(F.dropout(x, 0.5))
 
     def trained(counts: bool) -> tuple[list[float], int, torch.Tensor]:
@@ -217,6 +220,7 @@ def test_counting_changes_neither_losses_nor_what_a_module_holds() -> None:
 
     (losses, calls, mean), (same, plain_calls, plain_mean) = trained(True), trained(False)
     assert (losses, calls) == (same, plain_calls)
+    assert capsys.readouterr().out.splitlines() == 2 * ["called 1", "called 2", "called 3"]
     assert torch.equal(mean, plain_mean)
 
 
