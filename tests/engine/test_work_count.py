@@ -218,9 +218,11 @@ def test_counting_changes_neither_losses_nor_what_a_module_holds_or_prints(
             losses.append(loss.item())
         return losses, engine.module.calls, engine.module.norm.running_mean.cpu()
 
-    (losses, calls, mean), (same, plain_calls, plain_mean) = trained(True), trained(False)
+    losses, calls, mean = trained(True)
+    printed = capsys.readouterr().out
+    same, plain_calls, plain_mean = trained(False)
     assert (losses, calls) == (same, plain_calls)
-    assert capsys.readouterr().out.splitlines() == 2 * ["called 1", "called 2", "called 3"]
+    assert printed == capsys.readouterr().out != ""
     assert torch.equal(mean, plain_mean)
 
 
