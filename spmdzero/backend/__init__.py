@@ -58,6 +58,7 @@ from spmdzero.backend.forms._tree import (
 )
 from spmdzero.backend.forms._users_dtensors import is_dtensor, undistributed
 from spmdzero.backend.forms._with_graph import refuse_graph
+from spmdzero.backend.forms._work import Product, Work, counted_as
 from spmdzero.backend.protocols._arrays import Arrays, Form
 from spmdzero.backend.protocols._compiler import (
     Beginning,
@@ -104,6 +105,7 @@ __all__ = [
     "PartitionSpec",
     "Passage",
     "Placeholders",
+    "Product",
     "Programs",
     "Reduction",
     "Region",
@@ -115,10 +117,12 @@ __all__ = [
     "Torus",
     "Tracing",
     "UnknownContentError",
+    "Work",
     "arrays",
     "choice_in_words",
     "choose",
     "compiler",
+    "counted_as",
     "counters",
     "current",
     "device_types",

@@ -14,6 +14,7 @@ from spmdzero.engine._plan_of import mesh_of
 from spmdzero.engine._programs import Call, Compilation, changed_calls
 from spmdzero.engine._setup import start_devices
 from spmdzero.engine._tensor_axis import ask_for_size, with_mpus_size
+from spmdzero.engine._work_count import WorkCount, counting_work
 from spmdzero.step._optimizer import ZeroOptimizer
 
 __all__ = [
@@ -24,12 +25,14 @@ __all__ = [
     "RepeatedRows",
     "ReplicaBatchSampler",
     "StepGraph",
+    "WorkCount",
     "ZeroDataLoader",
     "ZeroOptimizer",
     "ZeroParamStatus",
     "ZeroParameter",
     "ask_for_size",
     "changed_calls",
+    "counting_work",
     "engines_made",
     "find_loss",
     "initialize",

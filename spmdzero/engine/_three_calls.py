@@ -29,6 +29,7 @@ from spmdzero.engine._loss import check_loss, runs_forwards
 from spmdzero.engine._reports import WallClock
 from spmdzero.engine._schedule import require_metrics
 from spmdzero.engine._step_end import StepEnd
+from spmdzero.engine._work_count import count_work
 from spmdzero.errors import SpmdZeroUsageError, UsageAssertionError
 from spmdzero.state._still_placed import FrozenShards, naming_what_left
 from spmdzero.state._training import Training
@@ -147,13 +148,15 @@ class ThreeCalls:
 
     def forward_placed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the module on inputs that are on the devices."""
+        training = self._training
+        count_work(training, self._launching.programs, args, kwargs)
         self._launching.note_call(args, kwargs)
         records = torch.is_grad_enabled()
         if not records:
-            self._training.start_unread()
+            training.start_unread()
         self._watch.keep_in_thread()
         if records:
-            self._training.current.pass_forward()
+            training.current.pass_forward()
         output = self._capture.forward(args, kwargs)
         output = self._watch.watch(output) if records else output
         return output if self._host_outputs is None else self._host_outputs(output)

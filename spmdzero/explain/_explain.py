@@ -140,7 +140,7 @@ def explain_engine(
     topologies, settings = _topologies(tpu), engine.spmd_config
     with shown(1 + _programs(settings) * len(topologies)) as step:
         with step(f"stage {engine.plan.stage}, tracing"):
-            programs, audit = trace_audited(engine, batch, steps=1)
+            programs, audit = trace_audited(engine, batch, steps=1, counts=bool(topologies))
             for_tpu = on_each_torus(
                 topologies, lambda: twin_or(programs, lambda: engine_for_tpu(engine, batch))
             )
@@ -262,7 +262,9 @@ def _traced(
             return _Traced(engine=engine, programs=programs, audit=audit, for_tpu=every)
         engine, *_ = initialize(model=duplicate, config=config)
         if audits:
-            programs, audit = trace_audited(engine, batch, steps=_AUDITED_STEPS)
+            programs, audit = trace_audited(
+                engine, batch, steps=_AUDITED_STEPS, counts=bool(topologies)
+            )
         else:
             programs = trace_step(engine, batch)
         every = on_each_torus(

@@ -7,7 +7,7 @@ import torch
 
 from spmdzero.backend import Batch as PlacedBatch
 from spmdzero.backend import Placeholders, found, lowering, on_torus, tracing_only
-from spmdzero.engine import Engine, StepGraph, engines_made
+from spmdzero.engine import Engine, StepGraph, WorkCount, counting_work, engines_made
 from spmdzero.explain._aot import require_tpu_compiler
 from spmdzero.explain._chips import Topology
 from spmdzero.explain._explain import explain_traced
@@ -30,6 +30,7 @@ class FirstStep:
         self._programs: dict[str, TracedProgram] = {}
         self._engine: Engine | None = None
         self._batch: list[torch.Tensor] = []
+        self._count = WorkCount()
         self._contexts = contextlib.ExitStack()
 
     @contextlib.contextmanager
@@ -37,7 +38,8 @@ class FirstStep:
         """Context in which a script runs; nothing is computed in it, and reads give zeros."""
         placed = on_torus(self._topology.torus_to_trace)
         traces = tracing_only(platform="TPU", reads_give_zeros=True)
-        with self._contexts, traces, placed, engines_made(self._made):
+        with self._contexts, traces, placed, engines_made(self._made), counting_work() as count:
+            self._count = count
             yield
 
     def explanation(self) -> Explanation:
@@ -68,7 +70,9 @@ class FirstStep:
         last = graph.kind == "boundary"
         if graph.kind not in self._programs:
             runs = 1 if last else engine.gradient_accumulation_steps() - 1
-            self._programs[graph.kind] = traced_program(graph, runs, placeholders)
+            traced = traced_program(graph, runs, placeholders, engine=engine, count=self._count)
+            self._programs[graph.kind] = traced
+        self._count.take()
         placeholders.stand_for(graph.outputs.values())
         if not self._batch and graph.rows is not None:
             placed = found((graph.rows.args, dict(graph.rows.kwargs)), PlacedBatch)

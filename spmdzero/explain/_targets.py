@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from spmdzero.audit import Finding, ReadProgram
-from spmdzero.backend import runtime
+from spmdzero.backend import Work, runtime
 from spmdzero.explain._aot import Compiled, CompilerMemory, compile_for_tpu
 from spmdzero.explain._chips import CHIPS, Topology
 from spmdzero.explain._fit import TargetMemory
@@ -103,7 +103,8 @@ class Target:
             for traced, made in zip(self.traced, self.made, strict=True)
             if made.hlo is not None
         ]
-        return step_time(programs, self.topology.chip, target=self.name)
+        work = _of_a_step(self.traced)
+        return step_time(programs, self.topology.chip, target=self.name, work=work)
 
     def roofline(self, *, matmul_flops: float | None, tokens: int) -> Roofline:
         """The times of one step on the target's chip, by the compiler's own counts.
@@ -126,6 +127,12 @@ class Target:
             tokens=tokens,
             shared_bytes=sum(p.runs * shared_bytes(p.ledger) for p in self.programs),
         )
+
+
+def _of_a_step(programs: Sequence[TracedProgram]) -> Work | None:
+    """The model's arithmetic in one step; None where it wasn't counted of all programs."""
+    counted = [p.work.times(p.runs) for p in programs if p.work is not None]
+    return sum(counted, Work()) if len(counted) == len(programs) else None
 
 
 def compile_on(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from spmdzero._display import Shown
+from spmdzero.backend import Work
 from spmdzero.explain._chips import Chip
 from spmdzero.explain._kinds import KINDS, kind_of
 from spmdzero.explain._timeline import Spent, timeline
@@ -78,7 +79,12 @@ class StepTime(Shown):
         host: the least time of all these copies, one after the other, by a model.
         host_exposed: the time that the chip waits for them: other operations, and copies that go
             the other way, hide the rest.
-        flops: operations of matrix products of one device, including kernels and recomputation.
+        flops: operations of all matrix products of one device in the compiled programs, kernels
+            and what is computed again included.
+        model_flops: operations of one device that the model asks for, whatever the programs make of
+            it: a forward, and a backward without recomputation. docs/explain.md says how they are
+            counted. None where they are not known.
+        not_counted: why `model_flops` are not known, in words.
         peak_flops: the chip's peak operations per second.
         kinds: the step's time by kind of operation: attention's batched products and softmax, other
             products, normalisation, loss, optimizer, copies, kernels, wire (exposed), host's memory
@@ -108,6 +114,8 @@ class StepTime(Shown):
     host_rate: float = 0.0
     host: float = 0.0
     host_exposed: float = 0.0
+    model_flops: float | None = None
+    not_counted: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -121,18 +129,33 @@ class StepTime(Shown):
         return max(self.wire - self.exposed, 0.0)
 
     @property
-    def mfu(self) -> float:
-        """The share of the chip's peak rate that the step's matrix products reach."""
-        return self.flops / (self.seconds * self.peak_flops) if self.seconds else 0.0
+    def mfu(self) -> float | None:
+        """Model FLOPs utilisation: the share of the chip's peak that `model_flops` are.
+
+        None where these are not known, see `not_counted`. Others' figures go by this name (PaLM,
+        arXiv 2204.02311, appendix B).
+        """
+        return None if self.model_flops is None else self._share_of_peak(self.model_flops)
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOPs utilisation: the share of the chip's peak that all `flops` are."""
+        return self._share_of_peak(self.flops)
+
+    def _share_of_peak(self, flops: float) -> float:
+        return flops / (self.seconds * self.peak_flops) if self.seconds else 0.0
 
 
-def step_time(programs: Iterable[tuple[str, int]], chip: Chip, *, target: str) -> StepTime:
+def step_time(
+    programs: Iterable[tuple[str, int]], chip: Chip, *, target: str, work: Work | None = None
+) -> StepTime:
     """The time of a step of several programs.
 
     Args:
         programs: optimised HLO as libtpu wrote it, and its number of runs in one step.
         chip: the figures of each device.
         target: the topology's name.
+        work: the model's own arithmetic in one step; None if it isn't known.
 
     Raises:
         SpmdZeroUsageError: a text is not a whole HLO module.
@@ -164,6 +187,8 @@ def step_time(programs: Iterable[tuple[str, int]], chip: Chip, *, target: str) -
         modules=_modules(parts),
         dearest=_dearest(parts),
         uncounted=sum(s.runs for s in spent if _is_uncounted(s)),
+        model_flops=None if work is None or work.unknown else work.flops,
+        not_counted=() if work is None else work.unknown,
     )
 
 

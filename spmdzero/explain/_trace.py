@@ -1,12 +1,14 @@
 """Traces the programs of one training step."""
 
+import contextlib
 import dataclasses
 import itertools
 from collections import Counter
 from typing import Any
 
 from spmdzero.audit import AuditReport, auditing
-from spmdzero.engine import Engine, StepGraph
+from spmdzero.backend import Work
+from spmdzero.engine import Engine, StepGraph, counting_work
 from spmdzero.explain._aot import Compiled, CompilerMemory
 from spmdzero.inspect import entry_argument_bytes, peak_temporary_bytes
 from spmdzero.profiling import backward_scopes
@@ -25,6 +27,7 @@ class TracedProgram:
         annotated: the program before partitioning, for a different compiler; None by a backend
             that has it for none, see `spmdzero.backend.Lowering`.
         compiled: the program as this process's own compiler compiled it; None if it did not.
+        work: the model's own arithmetic in one run; None where nobody counted it.
     """
 
     kind: str
@@ -32,15 +35,17 @@ class TracedProgram:
     outputs: tuple[str, ...]
     annotated: bytes | None
     compiled: Compiled | None
+    work: Work | None = None
 
 
-def trace_step(engine: Engine, batch: Batch) -> tuple[TracedProgram, ...]:
+def trace_step(engine: Engine, batch: Batch, *, counts: bool = False) -> tuple[TracedProgram, ...]:
     """Trains one step whose micro-batches are all `batch`; returns its programs.
 
     Args:
         engine: the engine to train.
         batch: the inputs of one forward: a tensor, a tuple of inputs or a dict of keyword inputs;
             the module returns the loss, as for `Engine.train_batch`.
+        counts: whether to count the model's arithmetic, for which each forward is traced twice.
     """
     programs: dict[str, TracedProgram] = {}
     runs: Counter[str] = Counter()
@@ -63,9 +68,13 @@ def trace_step(engine: Engine, batch: Batch) -> tuple[TracedProgram, ...]:
                 outputs=graph.returned,
                 annotated=annotated,
                 compiled=Compiled(hlo=text, memory=memory),
+                work=None if count is None else count.take(),
             )
+        elif count is not None:
+            count.take()
 
-    with engine.observe(read):
+    counting = counting_work() if counts else contextlib.nullcontext()
+    with counting as count, engine.observe(read):
         engine.train_batch(itertools.repeat(batch))
     return tuple(
         dataclasses.replace(program, runs=runs[kind]) for kind, program in programs.items()
@@ -73,14 +82,14 @@ def trace_step(engine: Engine, batch: Batch) -> tuple[TracedProgram, ...]:
 
 
 def trace_audited(
-    engine: Engine, batch: Batch, *, steps: int
+    engine: Engine, batch: Batch, *, steps: int, counts: bool = False
 ) -> tuple[tuple[TracedProgram, ...], AuditReport]:
-    """Runs `trace_step`, and audits the `steps` steps (1 or more) that it trains.
+    """Runs `trace_step` so, and audits the `steps` steps (1 or more) that it trains.
 
     Operations of the programs carry the names of the modules that traced them.
     """
     with auditing(engine) as watched, backward_scopes(engine.module):
-        programs = trace_step(engine, batch)
+        programs = trace_step(engine, batch, counts=counts)
         for _ in range(steps - 1):
             engine.train_batch(itertools.repeat(batch))
     return programs, watched.report

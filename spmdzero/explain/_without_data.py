@@ -1,5 +1,6 @@
 """Batches of which only shapes are known, and models too large for memory, without values."""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -7,7 +8,14 @@ import torch
 from torch import nn
 
 from spmdzero.backend import Placeholders, Replicated, lowering, map_tensors, runtime
-from spmdzero.engine import Engine, StepGraph, find_loss, inputs_of
+from spmdzero.engine import (
+    Engine,
+    StepGraph,
+    WorkCount,
+    counting_work,
+    find_loss,
+    inputs_of,
+)
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.explain._trace import Batch, TracedProgram
 from spmdzero.profiling import backward_scopes, module_scopes
@@ -94,15 +102,39 @@ def trace_without_data(engine: Engine, batch: Batch) -> tuple[TracedProgram, ...
         batch: the inputs of one forward; the module returns the loss.
     """
     args, kwargs = inputs_of(batch)
-    with module_scopes(engine.module), backward_scopes(engine.module):
-        return tuple(each_program(engine, args, kwargs, traced_program))
+    with (
+        module_scopes(engine.module),
+        backward_scopes(engine.module),
+        counting_work() as count,
+    ):
+        traced = functools.partial(traced_program, engine=engine, count=count)
+        return tuple(each_program(engine, args, kwargs, traced))
 
 
-def traced_program(graph: StepGraph, runs: int, placeholders: Placeholders) -> TracedProgram:
-    """A program that is about to be compiled, and that runs `runs` times in a step."""
-    program = placeholders.program(list(graph.outputs.values()))
+def traced_program(
+    graph: StepGraph, runs: int, placeholders: Placeholders, *, engine: Engine, count: WorkCount
+) -> TracedProgram:
+    """A program that is about to be compiled.
+
+    Args:
+        graph: of the program.
+        runs: number of its runs in a step.
+        placeholders: what its inputs are.
+        engine: whose step it is.
+        count: what the forwards since the program before have counted.
+    """
+    outputs, work = list(graph.outputs.values()), count.take()
+    program = placeholders.program(outputs)
+    if engine._training.region is not None:
+        # A global forward's operations can't be told from those outside, and there is a loss.
+        work = work + placeholders.work_outside(outputs)
     return TracedProgram(
-        kind=graph.kind, runs=runs, outputs=graph.returned, annotated=program, compiled=None
+        kind=graph.kind,
+        runs=runs,
+        outputs=graph.returned,
+        annotated=program,
+        compiled=None,
+        work=work,
     )
 
 

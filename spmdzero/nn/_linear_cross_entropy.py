@@ -4,7 +4,15 @@ from typing import Any, Literal, NamedTuple, cast
 
 import torch
 
-from spmdzero.backend import LABEL, IndexRange, note_index, programs, runtime
+from spmdzero.backend import (
+    LABEL,
+    IndexRange,
+    Product,
+    counted_as,
+    note_index,
+    programs,
+    runtime,
+)
 from spmdzero.backend.forms._order import after
 from spmdzero.backend.forms._row_parts import by_device, parts_of_rows
 from spmdzero.errors import SpmdZeroUsageError
@@ -93,11 +101,11 @@ def linear_cross_entropy(
     note_index(labels, _allowed(weight, ignore_index))
     inputs = (hidden, weight, bias)
     needs = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
-    total = cast(
-        torch.Tensor,
+    head = Product(flops=2 * hidden.numel() * len(weight), operands=((hidden,), (weight,)))
+    with counted_as(head):
         # TPUs have no 64-bit integers, and no vocabulary needs them.
-        _SummedLoss.apply(*inputs, rows.to(torch.int32), counts, chunk, needs),
-    )
+        made = _SummedLoss.apply(*inputs, rows.to(torch.int32), counts, chunk, needs)
+    total = cast(torch.Tensor, made)
     if reduction == "sum":
         return total
     number = counts.sum()

@@ -7,7 +7,7 @@ from html import escape
 from spmdzero.explain import CHIPS, Explanation, StepTime, Verdict
 from spmdzero.plan import sized
 from spmdzero.show._bar import HUES, legend
-from spmdzero.show._time import rate
+from spmdzero.show._time import rate, utilisation
 
 _GOOD, _BAD, _NEITHER = "#3a9a5b", "#d64545", "#888888"
 _SAID = {True: "Fits", False: "Doesn't fit"}
@@ -105,7 +105,7 @@ class Card:
             figures += [
                 f"{_short(1e3 * self.time.seconds)} ms a step",
                 self._rate(self.time),
-                f"{100 * self.time.mfu:.1f} % of the chip's peak (MFU)",
+                utilisation(self.time),
             ]
         if self.verdict.on_host:
             there = sized(self.verdict.on_host)

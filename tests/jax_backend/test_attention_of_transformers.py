@@ -8,9 +8,10 @@ import torch
 import transformers
 
 import spmdzero
-from spmdzero.backend import Mesh
+from spmdzero.backend import Mesh, Work
 from spmdzero.backend.attention import _call
 from spmdzero.backend.attention._form import Form
+from spmdzero.engine import counting_work
 
 ROWS, LENGTH, WINDOW = 8, 160, 24
 SHAPE: dict[str, Any] = {
@@ -110,6 +111,25 @@ def test_what_is_computed_again_reads_its_mask_as_the_first_run_did(
     assert len(forms) >= 4, "each of two blocks runs twice"
     assert {form.mask_shape for form in forms} == {(1, 1, 1, 256)}
     assert_as_by_itself(plain, batch, model, loss)
+
+
+@pytest.mark.parametrize("attention", ["kernel", "plain"])
+@pytest.mark.parametrize("family", ["Mistral", "Gemma2", "Gemma3Text"])
+def test_a_models_arithmetic_has_the_pairs_that_its_mask_shows(
+    mesh: Mesh, family: str, attention: str
+) -> None:
+    model = tiny(family)
+    layers, own = KERNELS[family], dict(model.named_parameters())
+    weights = sum(w.numel() for w in own.values() if w.dim() == 2)
+    weights -= 0 if model.lm_head.weight is own["model.embed_tokens.weight"] else 64 * 32
+    pairs = sum(
+        LENGTH**2 / 2 if window is None else window * (LENGTH - window / 2)
+        for window, _, _ in layers
+    )
+    with counting_work() as count:
+        engine, _ = trained(model, texts(padded=True), attention=attention)
+    assert engine.plan.mesh.size == ROWS
+    assert count.take() == Work(flops=3 * (2 * LENGTH * weights + 4 * 4 * 16 * pairs))
 
 
 def texts(*, padded: bool) -> dict[str, torch.Tensor]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from spmdzero.backend import Work
 from spmdzero.explain import CHIPS, step_time
 from spmdzero.explain._kernels import kernel_cost
 from spmdzero.explain._timeline import timeline
@@ -197,13 +198,17 @@ def test_what_a_kernels_author_counted_goes_before_the_model() -> None:
 
 
 def test_a_steps_time_is_the_sum_of_its_kinds_and_of_its_modules() -> None:
-    once, thrice = (step_time([(text(), n)], V6E, target="v6e:2x4") for n in (1, 3))
+    once, thrice = (
+        step_time([(text(), n)], V6E, target="v6e:2x4", work=Work(flops=n * 1e9)) for n in (1, 3)
+    )
     for time in (once, thrice):
         for shares in (time.kinds, time.modules):
             assert sum(s.seconds for s in shares) == pytest.approx(time.seconds)
     assert thrice.seconds == pytest.approx(3 * once.seconds)
+    assert thrice.hfu == pytest.approx(once.hfu)
+    assert 0 < once.hfu < 1
     assert thrice.mfu == pytest.approx(once.mfu)
-    assert 0 < once.mfu < 1
+    assert once.mfu == pytest.approx(1e9 / once.seconds / V6E.bf16_flops)
     kinds = {kind.name: kind for kind in once.kinds}
     assert kinds["kernels"].operations == 4 * LAYERS
     assert kinds["kernels"].seconds == pytest.approx(once.kernels)

@@ -15,14 +15,16 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from spmdzero._logging import log_once
 from spmdzero._user_line import user_line
 from spmdzero.backend._current import current, runtime
-from spmdzero.backend.attention._call import Call, PlainError
+from spmdzero.backend.attention._call import Call, PlainError, Seen
 from spmdzero.backend.attention._function import Kernels
+from spmdzero.backend.attention._products import attention_products
 from spmdzero.backend.attention._transformers import (
     masks_noted,
     masks_without_reading,
     what_is_seen,
     with_caps_and_sinks,
 )
+from spmdzero.backend.forms._work import counted_as, is_counting
 from spmdzero.backend.protocols._region import AttentionCall, AttentionChoice
 from spmdzero.errors import SpmdZeroRuntimeError
 
@@ -87,6 +89,7 @@ def _is_of_heads(one: torch.Size, many: torch.Size) -> bool:
 
 
 _ATTENTION = F.scaled_dot_product_attention
+_NOTHING_SAID = Seen(causal=False, window=None, keys=None)
 
 
 class Rows(Protocol):
@@ -126,6 +129,8 @@ class AttentionKernels(TorchFunctionMode):
         platform = runtime.program_platform().lower()
         self._platform = platform if platform in ("tpu", "cuda") else "cpu"
         self._active = choice != "plain" and (self._platform != "cpu" or self._always)
+        # A forward that is only counted is computed as torch does, whatever the choice.
+        self._counts = is_counting()
         self.calls: list[AttentionCall] = []
         self._repeated = Repeated()
         self._around = contextlib.ExitStack()
@@ -133,10 +138,11 @@ class AttentionKernels(TorchFunctionMode):
     def __enter__(self) -> Any:
         """Enters the mode."""
         self._around.enter_context(masks_without_reading(self._owner))
-        if self._active:
+        if self._active or self._counts:
             self._around.enter_context(masks_noted())
-            if self._rows is None:
-                self._around.enter_context(with_caps_and_sinks(self._capped))
+            if self._rows is None or self._counts:
+                own = with_caps_and_sinks(self._capped, self._counted)
+                self._around.enter_context(own)
         return super().__enter__()
 
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
@@ -149,7 +155,7 @@ class AttentionKernels(TorchFunctionMode):
     ) -> Any:
         """Runs `func`; attention by kernels has the dtype of the plain result."""
         kwargs = kwargs or {}
-        if not self._active and self._rows is None:
+        if not self._active and self._rows is None and not self._counts:
             return func(*args, **kwargs)
         if func is _ATTENTION:
             return self._called(*args, **kwargs)
@@ -167,9 +173,27 @@ class AttentionKernels(TorchFunctionMode):
         given = {**dict(zip(names, more, strict=False)), **named}
         if query.device.type != current().device_type:
             return _ATTENTION(query, key, value, **given)
+        if self._counts:
+            seen = what_is_seen(given.get("attn_mask")) or _NOTHING_SAID
+            causal = bool(given.get("is_causal")) or seen.causal
+            with counted_as(
+                *attention_products(query, key, value, causal=causal, window=seen.window)
+            ):
+                return _ATTENTION(query, key, value, **given)
         if self._rows is None:
             return self._attention(query, key, value, **given)
         return self._rows.attend(self._attention, query, key, value, **given)
+
+    def _counted(
+        self, query: Any, key: Any, value: Any, mask: Any
+    ) -> contextlib.AbstractContextManager[None]:
+        """Context in which a model's own function counts as attention, where its mask is known."""
+        seen = what_is_seen(mask) if self._counts else None
+        if seen is None:
+            return contextlib.nullcontext()
+        return counted_as(
+            *attention_products(query, key, value, causal=seen.causal, window=seen.window)
+        )
 
     def _attention(self, query: Any, key: Any, value: Any, **given: Any) -> Any:
         if not self._active:
@@ -185,7 +209,7 @@ class AttentionKernels(TorchFunctionMode):
 
         Key and value have a head for each group of queries, and no mask shows all.
         """
-        if query.device.type != current().device_type:
+        if query.device.type != current().device_type or self._counts:
             return None
         return self._by_kernel(query, key, value, attn_mask=mask, enable_gqa=True, **given)
 

@@ -25,6 +25,8 @@ from spmdzero.backend.replica._readers import current_reader
 # Computes attention of query, key, value and mask, by dropout, scale, cap and sinks; None where the
 # model has to.
 Attend = Callable[..., torch.Tensor | None]
+# Context around a model's own attention of query, key, value and mask.
+Around = Callable[..., contextlib.AbstractContextManager[None]]
 
 
 def what_is_seen(mask: torch.Tensor | None) -> Seen | None:
@@ -147,11 +149,11 @@ def _having(original: Any, _: int) -> list[Any]:
 
 
 @contextlib.contextmanager
-def with_caps_and_sinks(attend: Attend) -> Iterator[None]:
+def with_caps_and_sinks(attend: Attend, around: Around) -> Iterator[None]:
     """Context in which `attend` computes attention that has a soft cap or sinks.
 
     Models with these have no way but a function of their own, which transformers calls
-    ``"eager"``, and which computes what `attend` doesn't.
+    ``"eager"``, and which computes what `attend` doesn't, inside of `around`.
     """
     library: Any = sys.modules.get("transformers.modeling_utils")
     interface = getattr(library, "AttentionInterface", None)
@@ -162,7 +164,9 @@ def with_caps_and_sinks(attend: Attend) -> Iterator[None]:
 
     def get_interface(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Any:
         function = found(self, attn_implementation, default)
-        return functools.partial(_called, attend, function) if function is default else function
+        if function is not default:
+            return function
+        return functools.partial(_called, attend, around, function)
 
     with mock.patch.object(interface, "get_interface", get_interface):
         yield
@@ -170,6 +174,7 @@ def with_caps_and_sinks(attend: Attend) -> Iterator[None]:
 
 def _called(
     attend: Attend,
+    around: Around,
     own: Callable[..., Any],
     module: Any,
     query: torch.Tensor,
@@ -180,7 +185,11 @@ def _called(
     **named: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """An attention of transformers': `[rows, length, heads, width]`, and weights where it has."""
-    plain = functools.partial(own, module, query, key, value, attention_mask, *more, **named)
+
+    def plain() -> Any:
+        with around(query, key, value, attention_mask):
+            return own(module, query, key, value, attention_mask, *more, **named)
+
     cap, sinks = named.get("softcap"), named.get("s_aux")
     weights = named.get("output_attentions") or getattr(module.config, "output_attentions", False)
     if more or weights or (cap is None and sinks is None) or named.get("position_bias") is not None:

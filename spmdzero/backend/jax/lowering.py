@@ -8,14 +8,19 @@ import jax
 import torch
 from jax.sharding import NamedSharding, PartitionSpec
 
+from spmdzero.backend.forms._tree import mapped
+from spmdzero.backend.forms._work import Product, Work
 from spmdzero.backend.jax import arrays, runtime
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax.graph._donation import Arranged, arranged
 from spmdzero.backend.jax.graph._execute import compilations
+from spmdzero.backend.jax.graph._graph import in_order
+from spmdzero.backend.jax.graph._operations import AtenOp
 from spmdzero.backend.jax.lazy._dispatch import value_of
-from spmdzero.backend.jax.lazy._values import Space, Value
+from spmdzero.backend.jax.lazy._values import Node, Space, Value
 from spmdzero.backend.jax.lazy._writes import write
 from spmdzero.backend.jax.ops import jax_dtype
+from spmdzero.backend.replica._work_counter import product_of
 
 
 def lowered(tensors: Sequence[torch.Tensor]) -> Any:
@@ -62,6 +67,9 @@ def annotated(tensors: Sequence[torch.Tensor]) -> bytes:
 class Placeholders:
     """Tensors without data, from which programs can be traced, but not run."""
 
+    def __init__(self) -> None:
+        self._counted: set[Node] = set()
+
     def stand_for(self, tensors: Iterable[torch.Tensor]) -> None:
         """Makes each tensor an input of later traces, sharded as its value was.
 
@@ -80,6 +88,42 @@ class Placeholders:
     def program(self, outputs: Sequence[torch.Tensor]) -> bytes:
         """The pending program that computes `outputs`."""
         return annotated(outputs)
+
+    def work_outside(self, outputs: Sequence[torch.Tensor]) -> Work:
+        """See `spmdzero.backend.Placeholders`."""
+        flops, unknown, known = 0.0, dict[str, None](), set[int]()
+        for value in _pending(outputs).values():
+            for node in in_order(value, known):
+                known.add(id(node))
+                # What an earlier program would have computed is pending still.
+                if node in self._counted or not _is_outside(node):
+                    continue
+                self._counted.add(node)
+                product = _product(node)
+                if isinstance(product, Product):
+                    flops += product.flops
+                elif product is not None:
+                    unknown[product] = None
+        return Work(flops=flops / compilations.mesh.size, unknown=tuple(unknown))
+
+
+def _is_outside(node: Node) -> bool:
+    """Whether a node is one of torch's operations that neither a region nor an update has."""
+    own = any(name.startswith("zero.") for name in node.scope)
+    return node.space is Space.GLOBAL and isinstance(node.op, AtenOp) and not own
+
+
+def _product(node: Node) -> Product | str | None:
+    assert isinstance(node.op, AtenOp)
+    packet, _, overload = node.op.name.removeprefix("aten.").rpartition(".")
+    func = getattr(getattr(torch.ops.aten, packet), overload)
+    args, kwargs = mapped((node.args, dict(node.kwargs)), Value, _empty)
+    made = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in node.forms]
+    return product_of(func, args, kwargs, made[0] if made else None)
+
+
+def _empty(value: Value) -> torch.Tensor:
+    return torch.empty(value.shape, dtype=value.dtype, device="meta")
 
 
 def placeholders() -> Placeholders:

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from spmdzero.backend.forms._work import Work
+
 
 class Placeholders(Protocol):
     """Tensors without data, from which programs can be traced, but not run."""
@@ -20,6 +22,13 @@ class Placeholders(Protocol):
 
         It is StableHLO in MLIR's bytecode, annotated for Shardy. It has its inputs' shardings, and
         says whose memory an output takes.
+        """
+
+    def work_outside(self, outputs: Sequence[torch.Tensor]) -> Work:
+        """The arithmetic of the program that neither a replica region nor an update has.
+
+        It is of a script's loss, or of another model, forward and backward as they run; of one
+        device. What was counted of an earlier program is left out.
         """
 
 

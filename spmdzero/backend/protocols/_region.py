@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 
+from spmdzero.backend.forms._work import Work
 from spmdzero.errors import SpmdZeroUsageError
 
 OutputRule = Literal["batch", "mean", "sum", "agree", "stack"]
@@ -151,6 +152,13 @@ class Forward(Protocol):
         self, *, written: Mapping[str, torch.Tensor], flags: Mapping[str, torch.Tensor]
     ) -> None:
         """Writes the new values of a `Passage` to the module, and remembers its flags."""
+
+    def count(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Work:
+        """The arithmetic of a call and of its backward, by which nothing is computed or changed.
+
+        Raises:
+            ReplicaRegionError: as in a call.
+        """
 
     def backward(
         self, state: Mapping[str, torch.Tensor], *, key: KeySource, read: Reader | None

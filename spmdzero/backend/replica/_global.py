@@ -9,10 +9,11 @@ from torch import nn
 from torch.func import functional_call
 
 from spmdzero._user_line import user_line
-from spmdzero.backend._current import arrays, current
+from spmdzero.backend._current import arrays, current, runtime
 from spmdzero.backend._interrupts import let_in
 from spmdzero.backend._uploads import same_on_hosts
 from spmdzero.backend.forms._tree import Batch, map_tensors
+from spmdzero.backend.forms._work import Work
 from spmdzero.backend.protocols._mesh import REPLICATED, Mesh
 from spmdzero.backend.protocols._region import (
     AttentionCall,
@@ -27,6 +28,7 @@ from spmdzero.backend.replica._around import Around
 from spmdzero.backend.replica._collectives import RowCollectives
 from spmdzero.backend.replica._group_methods import collectives_over
 from spmdzero.backend.replica._readers import Reader, reads_by
+from spmdzero.backend.replica._work_counter import WorkCounter
 from spmdzero.backend.replica._written import StateWatch
 from spmdzero.errors import ReplicaRegionError
 
@@ -132,6 +134,28 @@ class GlobalForward:
 
     def note_folded(self) -> None:
         """Does nothing: no backward of a global forward needs its latest call."""
+
+    def count(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Work:
+        """The arithmetic of a call, see `WorkCounter`; the module stays as it is."""
+        own = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
+        state = {
+            name: tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            for name, tensor in own.items()
+        }
+        calls, drawn = self._around.attention, runtime.generator_state()
+        counter = WorkCounter(1 / self._mesh.spec.size)
+
+        def module(*args: Any, **kwargs: Any) -> Any:
+            with counter:
+                return functional_call(self._module, state, args, kwargs)
+
+        try:
+            with counter.active():
+                self._call(module, args, kwargs)
+            return counter.work
+        finally:
+            self._around.attention = calls
+            runtime.seed(drawn)
 
     @contextlib.contextmanager
     def backward(

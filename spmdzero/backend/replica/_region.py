@@ -19,6 +19,7 @@ from spmdzero.backend._interrupts import let_in
 from spmdzero.backend._keys import key_of
 from spmdzero.backend.forms._indices import INDICES, IndexSites, RegionIndices, first_flag
 from spmdzero.backend.forms._own_rows import local_replicas
+from spmdzero.backend.forms._work import Work
 from spmdzero.backend.protocols._mesh import REPLICATED, Mesh, PartitionSpec
 from spmdzero.backend.protocols._region import (
     AttentionCall,
@@ -45,6 +46,7 @@ from spmdzero.backend.replica._outputs import Outputs
 from spmdzero.backend.replica._random import ReplicaRandom
 from spmdzero.backend.replica._recomputed_blocks import RecomputedBlocks
 from spmdzero.backend.replica._torchs_checkpoint import second_runs, tied_checkpoints
+from spmdzero.backend.replica._work_counter import WorkCounter
 from spmdzero.backend.replica._written import (
     FirstWrong,
     leave_written,
@@ -238,6 +240,28 @@ class ReplicaRegion:
             return self.trace(args, kwargs, self._own()).output
         finally:
             self.recomputes, self.read_at = latest
+
+    def count(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Work:
+        """The arithmetic of a call, see `WorkCounter`; the module and its programs stay as is.
+
+        Raises:
+            ReplicaRegionError: as in a call.
+        """
+        latest = self.recomputes, self.read_at, self.collects, self._alone
+        kept, calls, own = KeptTensors(self._module), self._around.attention, self._own()
+        try:
+            entered = self._enter(args, kwargs, own)
+            # What each replica has whole, each computes.
+            replicas = 1 if entered.whole else self._mesh.spec.replicas
+            counter = WorkCounter(replicas / self._mesh.spec.size)
+            with counter.active():
+                # Loops are left out, and nothing runs backwards: each operation is seen once.
+                self._call(entered, own, loops=False, inside=counter)
+            return counter.work
+        finally:
+            kept.undo()
+            self._around.attention = calls
+            self.recomputes, self.read_at, self.collects, self._alone = latest
 
     def settle(
         self, *, written: Mapping[str, torch.Tensor], flags: Mapping[str, torch.Tensor]

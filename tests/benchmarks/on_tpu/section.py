@@ -24,8 +24,9 @@ expects of it. That is no measurement. It is the same count for everybody, so it
   links of the chip. One that is only started goes on until another operation ends it, and is
   hidden by those between.
 - **step ms**: cycles at the chip's clock, kernels and exposed wire. **ratio**: to spmdzero.
-- **MFU**: the model's arithmetic (three forwards, causal attention half, nothing computed again)
-  over what the chip could do in that time.
+- **MFU**: the model's arithmetic (three forwards, causal attention half, nothing computed again; of
+  images, which are data, the first layer twice) over what the chip could do in that time. **HFU**:
+  all products that run, those that are computed again too.
 - **peak GiB**: what one chip holds at most, by the compiler. **compile s**: with other compilers
   beside it, which makes it longer.
 
@@ -73,14 +74,14 @@ def _flops(size: str, case: str) -> float:
 def _table(found: Sequence[Figures]) -> str:
     own = next((f.time.seconds for f in found if f.row == "ours" and f.time), None)
     rows = [_row(figures, own) for figures in found]
-    titles = ["", "step ms", "ratio", "M cycles", "kernels ms", "wire ms exposed of all", "MFU"]
-    return markdown([*titles, "peak GiB", "compile s", "date, libtpu"], rows)
+    titles = ["", "step ms", "ratio", "M cycles", "kernels ms", "wire ms exposed of all"]
+    return markdown([*titles, "MFU", "HFU", "peak GiB", "compile s", "date, libtpu"], rows)
 
 
 def _row(figures: Figures, own: float | None) -> list[str]:
     title, time = ROWS[figures.row].title, figures.time
     if time is None:
-        return [title, figures.problem, *[""] * 8]
+        return [title, figures.problem, *[""] * 9]
     return [
         title,
         f"{1e3 * time.seconds:.2f}",
@@ -88,7 +89,8 @@ def _row(figures: Figures, own: float | None) -> list[str]:
         f"{time.cycles / 1e6:.1f}",
         f"{1e3 * time.kernels:.2f}",
         f"{1e3 * time.exposed:.2f} of {1e3 * time.wire:.2f}",
-        f"{time_share(figures.mfu)}",
+        time_share(figures.mfu),
+        time_share(time.hfu),
         f"{(figures.peak or 0) / 2**30:.2f}",
         f"{figures.compile_seconds:.0f}",
         figures.compiled,
