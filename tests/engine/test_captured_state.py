@@ -283,12 +283,12 @@ def test_a_tensor_attribute_on_the_devices_is_followed(way: str) -> None:
         engine.module.mask = engine.module.mask.to(engine.device)
         for act in (write_the_mask, exchange_the_mask, take_a_parameter):
             found += run(engine, 5)
-            assert (engine).reason is None or engine is engines[0], act
+            assert engine.capture.reason is None or engine is engines[0], act
             act(engine.module)
         # What a parameter and an attribute share, a step would write for both.
         found += run(engine, 5)
     assert losses[0] == losses[1]
-    assert "neither an input nor part of the module" in (engines[1]).reason
+    assert "neither an input nor part of the module" in engines[1].capture.reason
 
 
 @pytest.mark.parametrize(

@@ -104,21 +104,21 @@ class Reading(Attending):
 def test_a_mask_that_a_forward_keeps_is_that_of_plain_torch(
     kind: type[nn.Module], stage: int, way: str
 ) -> None:
-    run, told = WAYS[way]
+    run = WAYS[way]
     engine = trained(kind, zero_optimization={"stage": stage})
     assert run(engine, 7) == pytest.approx(plain(7, kind), rel=1e-5)
     # The first forward changes the module, and three that are equal come before one is folded.
-    assert (told(engine).reason is None) == (kind is not Reading), told(engine)
+    assert (engine.capture.reason is None) == (kind is not Reading), engine.capture
     assert engine.module.mask.cpu().equal(torch.full((LENGTH, LENGTH), float("-inf")).triu(1))
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_mask_is_made_anew_where_the_length_changes(way: str) -> None:
-    run, told = WAYS[way]
+    run = WAYS[way]
     engine = trained()
     losses = [run(engine, 1, length=by_five(step), first=step)[0] for step in range(10)]
     assert losses == pytest.approx(plain(10, length=by_five), rel=1e-5)
-    assert told(engine).reason is None, told(engine)
+    assert engine.capture.reason is None, engine.capture
 
 
 def test_a_mask_of_an_evaluation_is_used_in_training() -> None:
@@ -133,7 +133,7 @@ def test_a_mask_of_an_evaluation_is_used_in_training() -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_a_kept_tensor_that_each_forward_writes_counts_them(way: str) -> None:
     engine = trained(Writing)
-    assert WAYS[way][0](engine, 6) == pytest.approx(plain(6, Writing), rel=1e-5)
+    assert WAYS[way](engine, 6) == pytest.approx(plain(6, Writing), rel=1e-5)
     assert engine.module.total.item() == 6
 
 
