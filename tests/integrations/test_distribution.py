@@ -83,7 +83,7 @@ def test_deepspeeds_launcher_line_trains_an_unchanged_script_in_one_process(
     assert not Path(f"/tmp/{pid[1]}.deepspeed").exists()
     assert found == {
         "file": str(installed.site / "deepspeed.py"),
-        "engine": "spmdzero.engine._engine",
+        "engine": "spmdzero.compat.engine",
         "versions": [VERSION, VERSION],
         "switch": "false",
         "schedules": [

@@ -133,7 +133,7 @@ for module in ("plan", "comm.comm", "launcher.launch", "moe.layer"):
         print(error.name, str(error).partition(": ")[2][:39])
 """
 SEEN_BY_IT = """\
-spmdzero.engine._engine false ['--devices', '5', '-m']
+spmdzero.compat.engine false ['--devices', '5', '-m']
 3
 deepspeed.plan spmdzero stands for it here, and has th
 deepspeed.comm.comm spmdzero stands for it here, and has th
@@ -231,7 +231,7 @@ def test_a_launchers_child_knows_deepspeed_and_is_one_for_all_devices(
         env=environment(PYTHONPATH=paths),
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.stdout == "spmdzero.engine._engine True\n0 0 1 own\n", done.stderr[-2000:]
+    assert done.stdout == "spmdzero.compat.engine True\n0 0 1 own\n", done.stderr[-2000:]
     assert "8 processes on each host were asked for" in done.stderr
 
 
