@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from spmdzero.backend import arrays, compiler, current, draw_keys, key_of
+from spmdzero.backend import arrays, compiler, current, key_of
 from spmdzero.backend.pure import ModuleWatch
 from spmdzero.engine._folded_call import FoldedCall, Trained
 from spmdzero.engine._folded_forward import FoldedPass, Forward, ForwardContext, PassTracer
@@ -148,7 +148,7 @@ class CapturedCalls:
         record, watch = forwards.record, self._kinds.watch
         assert record is not None
         assert watch is not None
-        keys = self._training.mesh.place_all(draw_keys(record.traced.keys))
+        keys = record.traced.drawn(self._training.mesh)
         call = FoldedCall(
             training=self._training,
             record=record,

@@ -101,10 +101,17 @@ class DrawnKeys:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Forward:
-    """A traced forward and the keys that its backward may draw again."""
+    """A traced forward, and what its backward may draw again.
+
+    Attributes:
+        passage: the results of the forward.
+        drawn: the keys of a forward in the replica region.
+        seed: that of a global forward's draws, None where it makes none.
+    """
 
     passage: Passage
     drawn: DrawnKeys
+    seed: torch.Tensor | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,7 +161,8 @@ class PassTracer(ModuleTracer):
             made.append((passage, output, flat))
             return [*flat, *passage.written.values(), *passage.flags.values()]
 
-        traced = fold_forward(function, tensors, known=self.known(self.state))
+        seeded = self._training.region is None
+        traced = fold_forward(function, tensors, known=self.known(self.state), seeded=seeded)
         ((passage, output, flat),) = made
         if traced.draws != tuple(range(len(traced.draws))):
             raise NotCapturableError("the forward draws a random number twice")
@@ -187,18 +195,21 @@ class PassTracer(ModuleTracer):
             around: the forward's context.
             new: gives the key of a draw that only the backward makes.
         """
-        drawn = DrawnKeys(keys, new)
+        drawn, seed = DrawnKeys(keys, new), None
+        if self._training.region is None and keys:
+            (seed,) = keys
+        drawing = _drawing(seed)
         # The forward's draws were made when it ran first, and must not move the generator again.
         # Values of another seed are told from those that the backward draws for itself.
         state = torch.get_rng_state()
         torch.default_generator.manual_seed(_AGAIN)
         try:
             # Uploads are recorded only so that fixed values are read as in the forward.
-            with torch.enable_grad(), around.restored(), compiler.record_uploads():
+            with torch.enable_grad(), around.restored(), compiler.record_uploads(), drawing:
                 passage = self.passage([t.detach() for t in tensors], key=drawn.take, sink=sink)
         finally:
             torch.set_rng_state(state)
-        return Forward(passage=passage, drawn=drawn)
+        return Forward(passage=passage, drawn=drawn, seed=seed)
 
     def fold_backward(
         self,
@@ -264,7 +275,10 @@ class PassTracer(ModuleTracer):
         """
         passage, read = forward.passage, refuse_read if folds else None
         outputs = found(passage.output, torch.Tensor)
-        with self.forward.backward(passage.state, key=forward.drawn.again, read=read):
+        seeded = _drawing(forward.seed)
+        again = self.forward.backward(passage.state, key=forward.drawn.again, read=read)
+        # What checkpointing runs again draws as the forward did.
+        with seeded, again:
             arrays.backward([outputs[index] for index in grads], list(grads.values()))
         if folds:
             self.refuse_reads()
@@ -287,6 +301,10 @@ def _taken_apart(output: Any) -> tuple[Skeleton, list[torch.Tensor]]:
             "the forward returns a tensor on the CPU, which may be another at each call"
         )
     return skeleton, tensors
+
+
+def _drawing(seed: torch.Tensor | None) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if seed is None else compiler.drawing(seed)
 
 
 def _ignore(name: str, grad: torch.Tensor, *, waits: bool = False) -> None:

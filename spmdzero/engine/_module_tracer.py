@@ -10,9 +10,11 @@ from spmdzero._user_line import user_line
 from spmdzero.backend import (
     Batch,
     FoldedFunction,
+    Mesh,
     Passage,
     Tracing,
     compiler,
+    draw_keys,
     map_tensors,
 )
 from spmdzero.backend.pure import device_attributes, fold_python, same_constants
@@ -106,17 +108,24 @@ class TracedFunction:
         function: takes the keys of its random draws after its inputs.
         draws: the index of each key among those that `draw_keys` draws: checkpointing draws some
             keys again.
+        seeded: whether it draws from the devices' own generator, whose seed it takes as a last key.
         labels: values that must also be the same in each trace.
     """
 
     function: FoldedFunction
     draws: tuple[int, ...] = ()
+    seeded: bool = False
     labels: Any = None
 
     @property
     def keys(self) -> int:
-        """Number of keys that the function draws."""
-        return len(set(self.draws))
+        """Number of keys that the function takes."""
+        return len(set(self.draws)) + self.seeded
+
+    def drawn(self, mesh: Mesh) -> list[torch.Tensor]:
+        """The keys of a call, which are drawn now."""
+        keys = mesh.place_all(draw_keys(len(set(self.draws))))
+        return [*keys, compiler.take_seed()] if self.seeded else keys
 
     def labelled(self, *labels: Any) -> "TracedFunction":
         """The same function with these labels."""
@@ -145,6 +154,7 @@ def fold_forward(
     tensors: Sequence[torch.Tensor],
     *,
     known: Collection[int],
+    seeded: bool,
 ) -> TracedFunction:
     """Folds `function`, which runs the module's forward and may draw keys.
 
@@ -154,6 +164,7 @@ def fold_forward(
         function: takes stand-ins of the tensors, and what draws keys.
         tensors: its inputs.
         known: see `fold_python`.
+        seeded: whether it may draw from the devices' own generator, and draws no keys.
 
     Raises:
         ImpureError: see `fold_python`.
@@ -166,15 +177,21 @@ def fold_forward(
         keys.append(compiler.stand_in((), torch.int32))
         return keys[-1]
 
+    def seeded_function(given: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        keys.append(compiler.stand_in((), torch.int32))
+        with compiler.drawing(keys[0]):
+            return function(given, key)
+
     folded, draws = fold_python(
-        lambda given: function(given, key),
+        seeded_function if seeded else lambda given: function(given, key),
         tensors,
         who="the forward",
         more=keys,
         drawn=values,
         known=known,
     )
-    return TracedFunction(function=folded, draws=tuple(draws))
+    drawn = seeded and len(tensors) in folded.reads
+    return TracedFunction(function=folded, draws=tuple(draws), seeded=drawn)
 
 
 def refuse_read(_: torch.Tensor | None = None, *, at: str | None = None) -> NoReturn:

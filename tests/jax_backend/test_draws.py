@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import spmdzero
 from spmdzero.backend import Mesh, counters, runtime
 from spmdzero.errors import SpmdZeroRuntimeError
+from tests.support.engines import one_call, three_calls
 
 COUNT, WIDTH = 1 << 15, 64
 DEVICE = torch.device("xla", 0)
@@ -147,14 +148,18 @@ def test_a_global_forward_masks_and_its_gradient_has_the_mask(recomputes: bool) 
     assert len(set(seen)) == 3
 
 
-def test_train_batch_draws_the_traced_steps_masks_each_another() -> None:
+@pytest.mark.parametrize("recomputes", [False, True], ids=["plain", "checkpointed"])
+@pytest.mark.parametrize("calls", [False, True], ids=["train_batch", "three calls"])
+def test_replayed_steps_draw_the_traced_ones_masks_each_another(
+    recomputes: bool, calls: bool
+) -> None:
     losses = []
     for capture in (False, True):
-        engine = engine_of(Masked(False), capture=capture)
+        engine = engine_of(Masked(recomputes), capture=capture)
         runtime.seed(5)
-        batches = iter([torch.eye(8, WIDTH)] * 8)
-        losses.append([engine.train_batch(batches).item() for _ in range(8)])
-    # Each of a forward's draws would have to be made again in its backward.
-    assert "draws from the devices' own generator" in engine.capture.reason
+        run = three_calls if calls else one_call
+        losses.append([run(engine, torch.eye(8, WIDTH)).item() for _ in range(8)])
+    assert engine.capture.replayed > 2
+    assert engine.capture.ends.repeated > 2
     assert losses[0] == losses[1]
     assert len(set(losses[0])) > 2

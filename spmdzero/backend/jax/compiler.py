@@ -12,12 +12,14 @@ from spmdzero.backend.jax.graph._repeats import beginning, build, keep, tensors
 from spmdzero.backend.jax.lazy import _host
 from spmdzero.backend.jax.lazy._cells import cells
 from spmdzero.backend.jax.lazy._dispatch import value_of
-from spmdzero.backend.jax.lazy._tensor import DEVICE
+from spmdzero.backend.jax.lazy._generator import generator
+from spmdzero.backend.jax.lazy._tensor import DEVICE, over
 from spmdzero.backend.jax.lazy._values import Value, latest_serial
 
 __all__ = [
     "beginning",
     "build",
+    "drawing",
     "fold",
     "handles",
     "keep",
@@ -25,9 +27,20 @@ __all__ = [
     "record_uploads",
     "same_value",
     "stand_in",
+    "take_seed",
     "tensors",
     "unknown_values",
 ]
+
+
+def take_seed() -> torch.Tensor:
+    """The next seed of the devices' own generator, 0-dim int32; no other draw gets it."""
+    return over(_host.seed(generator.take()))
+
+
+def drawing(seed: torch.Tensor) -> contextlib.AbstractContextManager[None]:
+    """Context in which draws from the devices' own generator take `seed`, as the first ones."""
+    return generator.drawing(value_of(seed))
 
 
 def handles(tensors: Sequence[torch.Tensor]) -> list[int]:

@@ -159,6 +159,12 @@ class Compiler(Protocol):
             StandInKeptError: some code kept such a tensor, which was taken from it.
         """
 
+    def take_seed(self) -> torch.Tensor:
+        """The next seed of the devices' own generator, 0-dim int32; no other draw gets it."""
+
+    def drawing(self, seed: torch.Tensor) -> contextlib.AbstractContextManager[None]:
+        """Context in which draws from the devices' own generator take `seed`, as the first ones."""
+
     def record_uploads(self) -> contextlib.AbstractContextManager[Any]:
         """Context that records each upload inside, for `unknown_values`."""
 

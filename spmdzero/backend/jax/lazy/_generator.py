@@ -24,7 +24,7 @@ class _Draws:
     """Draws that share a seed.
 
     Attributes:
-        name: the state that the seed comes from; a negative number for a folded function.
+        name: the state that the seed comes from; a negative number for a given seed.
         count: number of draws so far.
     """
 
@@ -39,7 +39,6 @@ class Generator:
         self.state = 0
         self._draws: list[_Draws] = [_Draws(0)]
         self._seeds: dict[int, Value] = {}
-        self._folds = 0
 
     def seed(self, state: int) -> None:
         """Sets the state, on which alone later draws depend."""
@@ -74,15 +73,25 @@ class Generator:
     @contextlib.contextmanager
     def folding(self) -> Iterator[Value]:
         """Context in which draws take the yielded seed, an input without data."""
-        self._folds += 1
-        seed, name = Value((), torch.int32, Space.NEUTRAL, stand_in=True), -self._folds
-        self._seeds[name] = seed
+        seed = Value((), torch.int32, Space.NEUTRAL, stand_in=True)
+        with self.drawing(seed):
+            yield seed
+
+    @contextlib.contextmanager
+    def drawing(self, seed: Value) -> Iterator[None]:
+        """Context in which draws take `seed`, numbered from 0 on.
+
+        A position in it is one in every other context with the same seed.
+        """
+        name = -seed.serial
+        known, self._seeds[name] = self._seeds.get(name), seed
         self._draws.append(_Draws(name))
         try:
-            yield seed
+            yield
         finally:
             self._draws.pop()
-            del self._seeds[name]
+            if known is None:
+                del self._seeds[name]
 
     @property
     def position(self) -> tuple[int, int]:
