@@ -14,7 +14,7 @@ from spmdzero.backend._interrupts import let_in
 from spmdzero.backend._uploads import same_on_hosts
 from spmdzero.backend.forms._tree import Batch, map_tensors
 from spmdzero.backend.forms._work import Work
-from spmdzero.backend.protocols._mesh import REPLICATED, Mesh
+from spmdzero.backend.protocols._mesh import Mesh
 from spmdzero.backend.protocols._region import (
     AttentionCall,
     KeySource,
@@ -29,7 +29,7 @@ from spmdzero.backend.replica._collectives import RowCollectives
 from spmdzero.backend.replica._group_methods import collectives_over
 from spmdzero.backend.replica._readers import Reader, reads_by
 from spmdzero.backend.replica._work_counter import WorkCounter
-from spmdzero.backend.replica._written import StateWatch
+from spmdzero.backend.replica._written import StateWatch, own_state, write_back
 from spmdzero.errors import ReplicaRegionError
 
 # GSPMD's propagation gathers the whole batch around these (measured on torch_xla 2.9, CPU).
@@ -125,22 +125,16 @@ class GlobalForward:
         self, *, written: Mapping[str, torch.Tensor], flags: Mapping[str, torch.Tensor]
     ) -> None:
         """Writes the new values of a `Passage`, which has no flags, to the module."""
-        if written:
-            own = self._own_state()
-            with torch.no_grad():
-                for name, value in written.items():
-                    self._mesh.commit(own[name], value, REPLICATED)
-            self._wrote(written.keys())
+        write_back(written, self._module, self._mesh, {}, self._wrote)
 
     def note_folded(self) -> None:
         """Does nothing: no backward of a global forward needs its latest call."""
 
     def count(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Work:
         """The arithmetic of a call, see `WorkCounter`; the module stays as it is."""
-        own = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
         state = {
             name: tensor.detach().clone().requires_grad_(tensor.requires_grad)
-            for name, tensor in own.items()
+            for name, tensor in own_state(self._module).items()
         }
         calls, drawn = self._around.attention, runtime.generator_state()
         counter = WorkCounter(1 / self._mesh.spec.size)
@@ -170,7 +164,7 @@ class GlobalForward:
     @contextlib.contextmanager
     def _own_left_alone(self) -> Iterator[None]:
         """Context that undoes writes into the module's own state, and then raises."""
-        own = self._own_state()
+        own = own_state(self._module)
         before = {name: tensor.detach().clone() for name, tensor in own.items()}
         values = arrays.value_ids(list(own.values()))
         try:
@@ -185,9 +179,6 @@ class GlobalForward:
                 f"the forward writes {written[0]!r} by a reference that was kept from before, such "
                 f"as in a list of parameters: reach it as self.{written[0]}"
             )
-
-    def _own_state(self) -> dict[str, torch.Tensor]:
-        return {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
 
     def _call(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         self._rows = set()

@@ -50,7 +50,9 @@ from spmdzero.backend.replica._work_counter import WorkCounter
 from spmdzero.backend.replica._written import (
     FirstWrong,
     leave_written,
+    own_state,
     refuse_written,
+    write_back,
     write_stamps,
 )
 from spmdzero.errors import ReplicaRegionError
@@ -135,7 +137,7 @@ class ReplicaRegion:
 
     def trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Tracing) -> Passage:
         """Runs the module as a call does, but reads and writes nothing that the module holds."""
-        kept, stamps = KeptTensors(self._module), write_stamps(self._own_state())
+        kept, stamps = KeptTensors(self._module), write_stamps(own_state(self._module))
         generator = torch.get_rng_state()
         try:
             entered, output, dispatch = self._run(args, kwargs, own, kept, loops=True)
@@ -146,7 +148,7 @@ class ReplicaRegion:
             entered, output, dispatch = self._run(args, kwargs, own, kept, loops=False)
         self.recomputes, self.read_at = dispatch.recomputes, dispatch.read_at
         kept.leave(self._mesh, self._around)
-        refuse_written(stamps, self._own_state())
+        refuse_written(stamps, own_state(self._module))
         flags: dict[str, torch.Tensor] = {}
         written = leave_written(entered.watch.written(entered.state), self._mesh, flags)
         if entered.whole:
@@ -214,7 +216,7 @@ class ReplicaRegion:
 
     def _hand_over_attributes(self, state: Mapping[str, torch.Tensor]) -> None:
         """Gives what stands for a parameter or buffer in the forward the attributes of its own."""
-        for name, tensor in self._own_state().items():
+        for name, tensor in own_state(self._module).items():
             own = arrays.attributes(tensor)
             mine = {key: own[key] for key in own if not key.startswith("_spmdzero")}
             if mine and name in state:
@@ -267,13 +269,7 @@ class ReplicaRegion:
         self, *, written: Mapping[str, torch.Tensor], flags: Mapping[str, torch.Tensor]
     ) -> None:
         """Writes the new values of a `Passage` to the module, and remembers its flags."""
-        if written:
-            own = self._own_state()
-            with torch.no_grad():
-                for name, value in written.items():
-                    rest = self._layouts.get(name)
-                    self._mesh.commit(own[name], value, rest.spec if rest else REPLICATED)
-            self._wrote(written.keys())
+        write_back(written, self._module, self._mesh, self._layouts, self._wrote)
         if flags:
             # The first flags are uploaded, so that they have the same graph as the later ones.
             known = [self.disagreements.get(label) for label in flags]
@@ -386,9 +382,6 @@ class ReplicaRegion:
         with collectives_over(rows):
             yield
         self.collects = rows.used
-
-    def _own_state(self) -> dict[str, torch.Tensor]:
-        return {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
 
     def _enter_whole(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._mesh.enter(tensor, (None,) * tensor.dim())

@@ -10,9 +10,11 @@ from torch.overrides import TorchFunctionMode
 
 from spmdzero._user_line import user_line
 from spmdzero.backend._current import arrays, programs
-from spmdzero.backend.protocols._mesh import Mesh
+from spmdzero.backend.protocols._mesh import REPLICATED, Mesh
+from spmdzero.backend.protocols._region import Wrote
 from spmdzero.backend.replica import _manual
 from spmdzero.errors import ReplicaRegionError
+from spmdzero.plan import Layout
 
 Named = Mapping[str, torch.Tensor]
 
@@ -107,6 +109,33 @@ class FirstWrong(TorchFunctionMode):
 
 def _attribute(module: nn.Module, name: str) -> torch.Tensor:
     return functools.reduce(getattr, name.split("."), module)  # type: ignore[return-value]
+
+
+def own_state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The module's parameters and buffers by name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def write_back(
+    written: Named, module: nn.Module, mesh: Mesh, layouts: Mapping[str, Layout], wrote: Wrote
+) -> None:
+    """Writes the new values of a `Passage` to the module.
+
+    Args:
+        written: name -> value.
+        module: whose parameters and buffers they are.
+        mesh: where they live.
+        layouts: of those of which a device holds only its part; the others are whole.
+        wrote: is called with the names, if there are any.
+    """
+    if not written:
+        return
+    own = own_state(module)
+    with torch.no_grad():
+        for name, value in written.items():
+            rest = layouts.get(name)
+            mesh.commit(own[name], value, rest.spec if rest else REPLICATED)
+    wrote(written.keys())
 
 
 def leave_written(
