@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spmdzero.backend import INDICES, Mesh, PartitionSpec, arrays
+from spmdzero.backend import INDICES, Mesh, PartitionSpec
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.plan import ShardingPlan
 
@@ -181,15 +181,6 @@ class State(Mapping[str, torch.Tensor]):
                 )
         # The plan decides, not requires_grad, which may change after states were allocated.
         return [p for p in members if self.plan[self.names[p]].trainable]
-
-    def own_numbers(self) -> None:
-        """Gives each 0-dim buffer of the module its own memory on the devices; reads the values.
-
-        Otherwise a buffer made from a Python number shares memory with equal numbers there.
-        """
-        for buffer in self.module.buffers():
-            if not buffer.dim():
-                arrays.set_value(buffer, self.mesh.place(buffer.detach().cpu()))
 
 
 def _registry(part: nn.Module, role: str) -> MutableMapping[str, Any]:

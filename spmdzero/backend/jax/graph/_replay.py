@@ -10,8 +10,6 @@ from spmdzero.backend.jax._memory import copied
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax.arrays import form_of
 from spmdzero.backend.jax.graph._execute import Executable
-from spmdzero.backend.jax.lazy import _host
-from spmdzero.backend.jax.lazy._generator import generator
 from spmdzero.backend.jax.lazy._tensor import LazyTensor, over
 from spmdzero.backend.jax.lazy._uploads import given
 from spmdzero.backend.jax.lazy._values import Space, Value
@@ -30,7 +28,6 @@ class Replay:
             the tensor that holds it.
         places: for each result its number among the program's outputs.
         shapes: shape and dtype of each result.
-        seeds: numbers of the inputs that take a new seed at each start.
     """
 
     program: Executable
@@ -38,7 +35,6 @@ class Replay:
     donated: tuple[tuple[int, bool], ...]
     places: tuple[int, ...]
     shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
-    seeds: frozenset[int] = frozenset()
     # Shape, dtype and sharding of each result, which the first start shows.
     _forms: list[Form] = dataclasses.field(default_factory=list)
 
@@ -49,10 +45,6 @@ class Replay:
         for place in [place for place, own in self.donated if inputs[place].holders > own]:
             with wide_numbers():
                 arrays[place] = copied(arrays[place])
-        if self.seeds:
-            seed = _host.seed(generator.take()).array
-            for place in self.seeds:
-                arrays[place] = seed
         return self.program.run(arrays)
 
     def held(
