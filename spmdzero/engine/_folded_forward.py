@@ -107,11 +107,13 @@ class Forward:
         passage: the results of the forward.
         drawn: the keys of a forward in the replica region.
         seed: that of a global forward's draws, None where it makes none.
+        draws: number of these draws.
     """
 
     passage: Passage
     drawn: DrawnKeys
     seed: torch.Tensor | None
+    draws: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -198,18 +200,20 @@ class PassTracer(ModuleTracer):
         drawn, seed = DrawnKeys(keys, new), None
         if self._training.region is None and keys:
             (seed,) = keys
-        drawing = _drawing(seed)
         # The forward's draws were made when it ran first, and must not move the generator again.
         # Values of another seed are told from those that the backward draws for itself.
         state = torch.get_rng_state()
         torch.default_generator.manual_seed(_AGAIN)
         try:
             # Uploads are recorded only so that fixed values are read as in the forward.
-            with torch.enable_grad(), around.restored(), compiler.record_uploads(), drawing:
-                passage = self.passage([t.detach() for t in tensors], key=drawn.take, sink=sink)
+            recorded = compiler.record_uploads()
+            with torch.enable_grad(), around.restored(), recorded, _drawing(seed) as draws:
+                given = [tensor.detach() for tensor in tensors]
+                passage = self.passage(given, key=drawn.take, sink=sink)
         finally:
             torch.set_rng_state(state)
-        return Forward(passage=passage, drawn=drawn, seed=seed)
+        count = draws.count if draws else 0
+        return Forward(passage=passage, drawn=drawn, seed=seed, draws=count)
 
     def fold_backward(
         self,
@@ -275,9 +279,9 @@ class PassTracer(ModuleTracer):
         """
         passage, read = forward.passage, refuse_read if folds else None
         outputs = found(passage.output, torch.Tensor)
-        seeded = _drawing(forward.seed)
+        seeded = _drawing(forward.seed, first=forward.draws)
         again = self.forward.backward(passage.state, key=forward.drawn.again, read=read)
-        # What checkpointing runs again draws as the forward did.
+        # What checkpointing runs again draws as the forward did, what only backward draws after it.
         with seeded, again:
             arrays.backward([outputs[index] for index in grads], list(grads.values()))
         if folds:
@@ -303,8 +307,10 @@ def _taken_apart(output: Any) -> tuple[Skeleton, list[torch.Tensor]]:
     return skeleton, tensors
 
 
-def _drawing(seed: torch.Tensor | None) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext() if seed is None else compiler.drawing(seed)
+def _drawing(
+    seed: torch.Tensor | None, *, first: int = 0
+) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if seed is None else compiler.drawing(seed, first=first)
 
 
 def _ignore(name: str, grad: torch.Tensor, *, waits: bool = False) -> None:

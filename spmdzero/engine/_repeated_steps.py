@@ -173,7 +173,7 @@ class RepeatedSteps:
             new=values,
             into=[None if place.replaced else order[place.name] for place in where],
             numbers=numbers,
-            constants=backward.function.constant_tensors,
+            constants=backward.function.constants,
         )
         if repeat is None:
             return None

@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 
 from spmdzero.backend.forms._stand_ins import nothing_outlives
-from spmdzero.backend.jax.graph._folded import Constant, fold, same_value, stand_in
+from spmdzero.backend.jax.graph._folded import fold, same_value, stand_in
 from spmdzero.backend.jax.graph._repeats import beginning, build, keep, tensors
 from spmdzero.backend.jax.lazy import _host
 from spmdzero.backend.jax.lazy._cells import cells
 from spmdzero.backend.jax.lazy._dispatch import value_of
-from spmdzero.backend.jax.lazy._generator import generator
+from spmdzero.backend.jax.lazy._generator import Draws, generator
 from spmdzero.backend.jax.lazy._tensor import DEVICE, over
 from spmdzero.backend.jax.lazy._values import Value, latest_serial
 
@@ -38,9 +38,9 @@ def take_seed() -> torch.Tensor:
     return over(_host.seed(generator.take()))
 
 
-def drawing(seed: torch.Tensor) -> contextlib.AbstractContextManager[None]:
-    """Context in which draws from the devices' own generator take `seed`, as the first ones."""
-    return generator.drawing(value_of(seed))
+def drawing(seed: torch.Tensor, *, first: int = 0) -> contextlib.AbstractContextManager[Draws]:
+    """Context in which draws from the devices' own generator take `seed`, numbered from `first`."""
+    return generator.drawing(value_of(seed), first=first)
 
 
 def handles(tensors: Sequence[torch.Tensor]) -> list[int]:
@@ -103,8 +103,8 @@ def record_uploads() -> Iterator[Uploads]:
 
 
 def unknown_values(
-    inputs: Sequence[Constant], uploads: Uploads, *, known: Collection[int] = ()
-) -> list[Constant]:
+    inputs: Sequence[torch.Tensor], uploads: Uploads, *, known: Collection[int] = ()
+) -> list[torch.Tensor]:
     """The constants of a folded function that may differ when it runs again.
 
     Args:
@@ -112,4 +112,5 @@ def unknown_values(
         uploads: those recorded since the trace began.
         known: handles of other constants that stay the same.
     """
-    return [c for c in inputs if not (c.handle in known or c.handle in uploads)]
+    handle_of = zip(inputs, handles(inputs), strict=True)
+    return [tensor for tensor, handle in handle_of if not (handle in known or handle in uploads)]

@@ -18,21 +18,15 @@ class FoldedFunction:
 
     Attributes:
         proto: the serialised program; functions that compute the same have the same.
-        constants: the values that it reads beside its inputs, the same at each call; each has a
-            `tensor`, and `is_seed` says whether it is the seed of the devices' own generator.
-        arguments: for each parameter of the program the index of an input, or a constant's tensor.
+        constants: the values that it reads beside its inputs, the same at each call.
+        arguments: for each parameter of the program the index of an input, or a constant.
         body: the backend's program, called with a tensor for each parameter.
     """
 
     proto: bytes
-    constants: tuple[Any, ...]
+    constants: tuple[torch.Tensor, ...]
     arguments: tuple[int | torch.Tensor, ...]
     body: Any
-
-    @property
-    def constant_tensors(self) -> list[torch.Tensor]:
-        """The tensors of `constants`."""
-        return [constant.tensor for constant in self.constants]
 
     @property
     def reads(self) -> frozenset[int]:
@@ -58,7 +52,9 @@ class FoldedFunction:
         return dataclasses.replace(self, arguments=arguments)
 
     def sharing(
-        self, others: Sequence[Any], same_value: Callable[[torch.Tensor, torch.Tensor], bool]
+        self,
+        others: Sequence[torch.Tensor],
+        same_value: Callable[[torch.Tensor, torch.Tensor], bool],
     ) -> "FoldedFunction":
         """This function with each constant replaced by an equal one of `others`, if there is one.
 
@@ -69,17 +65,13 @@ class FoldedFunction:
             same_value: see `Compiler`.
         """
         found = {
-            id(own.tensor): other
-            for own in self.constants
-            for other in others
-            if own.is_seed == other.is_seed and same_value(own.tensor, other.tensor)
+            id(own): other for own in self.constants for other in others if same_value(own, other)
         }
         return dataclasses.replace(
             self,
-            constants=tuple(found.get(id(own.tensor), own) for own in self.constants),
+            constants=tuple(found.get(id(own), own) for own in self.constants),
             arguments=tuple(
-                found[id(a)].tensor if not isinstance(a, int) and id(a) in found else a
-                for a in self.arguments
+                a if isinstance(a, int) else found.get(id(a), a) for a in self.arguments
             ),
         )
 
@@ -162,15 +154,22 @@ class Compiler(Protocol):
     def take_seed(self) -> torch.Tensor:
         """The next seed of the devices' own generator, 0-dim int32; no other draw gets it."""
 
-    def drawing(self, seed: torch.Tensor) -> contextlib.AbstractContextManager[None]:
-        """Context in which draws from the devices' own generator take `seed`, as the first ones."""
+    def drawing(
+        self, seed: torch.Tensor, *, first: int = 0
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Context in which draws from the devices' own generator take `seed`.
+
+        Args:
+            seed: see `take_seed`.
+            first: the number of the first draw; what is yielded has that of the next as `count`.
+        """
 
     def record_uploads(self) -> contextlib.AbstractContextManager[Any]:
         """Context that records each upload inside, for `unknown_values`."""
 
     def unknown_values(
-        self, inputs: Any, uploads: Any, *, known: Collection[int] = ()
-    ) -> Sequence[Any]:
+        self, inputs: Sequence[torch.Tensor], uploads: Any, *, known: Collection[int] = ()
+    ) -> Sequence[torch.Tensor]:
         """The constants of a folded function that may differ when it runs again.
 
         Args:

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Collection, Hashable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -104,11 +104,9 @@ def fold_python(
         with compiler.record_uploads() as uploads:
             folded = compiler.fold(function, tensors, more=more)
         places = generators.places_of(drawn, who=who)
-    if any(constant.is_seed for constant in folded.constants):
-        raise ImpureError(f"{who} draws from the devices' own generator")
     for found in compiler.unknown_values(folded.constants, uploads, known=known):
         raise ImpureError(
-            f"{who} uses a tensor {list(found.tensor.shape)} that is neither an input nor part of "
+            f"{who} uses a tensor {list(found.shape)} that is neither an input nor part of "
             "the module: register it as a buffer"
         )
     return folded, places
@@ -141,11 +139,9 @@ def _try(trace: Callable[[], Traced], who: str) -> Traced | ImpureError:
         return ImpureError(str(error))
 
 
-def same_constants(mine: Sequence[Any], its: Sequence[Any]) -> bool:
+def same_constants(mine: Sequence[torch.Tensor], its: Sequence[torch.Tensor]) -> bool:
     """Whether two folded functions of one program read the same values beside their inputs."""
-    return all(
-        compiler.same_value(one.tensor, other.tensor) for one, other in zip(mine, its, strict=True)
-    )
+    return all(compiler.same_value(one, other) for one, other in zip(mine, its, strict=True))
 
 
 Function = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]

@@ -14,24 +14,7 @@ from spmdzero.backend.jax.lazy._generator import generator
 from spmdzero.backend.jax.lazy._tensor import over
 from spmdzero.backend.jax.lazy._values import Space, Value, record
 from spmdzero.backend.protocols._compiler import FoldedFunction
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Constant:
-    """A constant: an array that a folded function reads beside its inputs.
-
-    Attributes:
-        tensor: holds the array.
-        is_seed: whether it is the seed of the devices' own generator.
-    """
-
-    tensor: torch.Tensor
-    is_seed: bool = False
-
-    @property
-    def handle(self) -> int:
-        """An id that no other constant has."""
-        return value_of(self.tensor).serial
+from spmdzero.errors import SpmdZeroRuntimeError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,20 +23,14 @@ class Recorded:
 
     Attributes:
         graph: the operations.
-        seeds: numbers of its inputs that take a new seed at each run.
     """
 
     graph: Graph
-    seeds: frozenset[int]
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The pending results of the function; `tensors` has one for each input of the graph."""
-        given = own_values(tensors)
-        if self.seeds:
-            seed = _host.seed(generator.take())
-            given = [seed if place in self.seeds else v for place, v in enumerate(given)]
+        given = tuple(own_values(tensors))
         forms = [(slot.shape, slot.dtype) for slot in self.graph.outputs]
-        given = tuple(given)
         outputs = record(Folded(self.graph.key, self.graph), given, {}, forms, values=given)
         return [over(value) for value in outputs]
 
@@ -89,6 +66,9 @@ def fold(
         inputs: tensors like those of later calls.
         more: further inputs, which `function` discovers only while it is recorded: it appends a
             `stand_in` for each.
+
+    Raises:
+        SpmdZeroRuntimeError: it draws from the devices' own generator, outside of `drawing`.
     """
     empty = [stand_in(tensor.shape, tensor.dtype) for tensor in inputs]
     given = [value_of(tensor) for tensor in empty]
@@ -97,17 +77,13 @@ def fold(
     graph, leaves = Graph.of([value_of(output) for output in outputs])
     numbers = {id(value): index for index, value in enumerate(given)}
     numbers |= {id(value_of(tensor)): len(given) + i for i, tensor in enumerate(more)}
-    constants = {
-        id(v): Constant(over(_host.seed(0)), is_seed=True) if v is seed else Constant(over(v))
-        for v in leaves
-        if id(v) not in numbers
-    }
-    seeds = frozenset(place for place, value in enumerate(leaves) if value is seed)
+    if any(value is seed for value in leaves):
+        # Each call would draw the same numbers.
+        raise SpmdZeroRuntimeError("a random number is drawn from the devices' own generator")
+    constants = {id(v): over(v) for v in leaves if id(v) not in numbers}
     return FoldedFunction(
         proto=graph.key,
-        body=Recorded(graph, seeds),
+        body=Recorded(graph),
         constants=tuple(constants.values()),
-        arguments=tuple(
-            numbers[id(v)] if id(v) in numbers else constants[id(v)].tensor for v in leaves
-        ),
+        arguments=tuple(numbers[id(v)] if id(v) in numbers else constants[id(v)] for v in leaves),
     )

@@ -20,12 +20,12 @@ _STRIDE = 0x1E3779B97F4A7C15
 
 
 @dataclasses.dataclass
-class _Draws:
+class Draws:
     """Draws that share a seed.
 
     Attributes:
         name: the state that the seed comes from; a negative number for a given seed.
-        count: number of draws so far.
+        count: the number of the next draw.
     """
 
     name: int
@@ -37,13 +37,13 @@ class Generator:
 
     def __init__(self) -> None:
         self.state = 0
-        self._draws: list[_Draws] = [_Draws(0)]
+        self._draws: list[Draws] = [Draws(0)]
         self._seeds: dict[int, Value] = {}
 
     def seed(self, state: int) -> None:
         """Sets the state, on which alone later draws depend."""
         self.state = state & _MASK
-        self._draws[0] = _Draws(self.state)
+        self._draws[0] = Draws(self.state)
 
     def draw(self, upload: Callable[[int], Value]) -> tuple[Value, int]:
         """The seed of a draw, 0-dim int32, and its number among the draws of that seed.
@@ -78,16 +78,16 @@ class Generator:
             yield seed
 
     @contextlib.contextmanager
-    def drawing(self, seed: Value) -> Iterator[None]:
-        """Context in which draws take `seed`, numbered from 0 on.
+    def drawing(self, seed: Value, *, first: int = 0) -> Iterator[Draws]:
+        """Context in which draws take `seed`, numbered from `first` on; yields their count.
 
         A position in it is one in every other context with the same seed.
         """
         name = -seed.serial
         known, self._seeds[name] = self._seeds.get(name), seed
-        self._draws.append(_Draws(name))
+        self._draws.append(Draws(name, first))
         try:
-            yield
+            yield self._draws[-1]
         finally:
             self._draws.pop()
             if known is None:
@@ -109,7 +109,7 @@ class Generator:
             raise SpmdZeroRuntimeError(
                 "the devices' random generator is set back to where it was in another trace"
             )
-        self._draws[-1] = _Draws(name, count)
+        self._draws[-1].name, self._draws[-1].count = name, count
         if name >= 0:
             self.state = name
 

@@ -196,7 +196,7 @@ def _call(
     constants = iter(range(end, end + len(function.constants)))
     arrangement = [next(constants) if place is None else place for place in function.arrangement]
     # These are numbers that Python made: as the program's parameters they belong to no replica.
-    numbers = [enter(constant.tensor) for constant in function.constants]
+    numbers = [enter(constant) for constant in function.constants]
     for kind, some in [*kinds, ("whole", numbers)]:
         for tensor in some:
             places[kind].append(len(tensors))
