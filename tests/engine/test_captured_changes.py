@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import types
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import spmdzero
 from spmdzero.backend import arrays, counters
@@ -406,6 +408,36 @@ def test_another_container_is_a_change(other: Any) -> None:
     assert watch.change() is None
     module.config.names = ["a"]
     assert watch.change() is not None
+
+
+def _asks(module: nn.Module) -> Any:
+    def asks(module: nn.Module, given: Any, output: torch.Tensor) -> None:
+        output.requires_grad_(True)
+
+    return module.register_forward_hook(asks)
+
+
+def test_checkpointing_that_is_turned_off_and_on_is_no_change() -> None:
+    """TRL does so at each step around its reference: transformers adds a hook each time."""
+    engine = make_engine()
+    module: Any = engine.module
+
+    def turned_on() -> None:
+        module.handles = [_asks(module.norm)]
+        module.checkpoints = functools.partial(checkpoint, use_reentrant=False)
+
+    turned_on()
+    captured(engine)
+    before = counters.compiled()[0]
+    for _ in range(3):
+        turned_on()
+        train(engine, 1)
+        assert engine.capture.reason is None
+    assert counters.compiled()[0] == before
+    assert len(module.norm._forward_hooks) == 4
+    # A handle that the watch has seen removes its own hook still.
+    module.handles[0].remove()
+    assert len(module.norm._forward_hooks) == 3
 
 
 class Told(Residual):

@@ -161,6 +161,66 @@ def test_state_and_hooks_of_a_hidden_module_are_watched_too() -> None:
     assert ModuleWatch(Holds([norm]), {}).hook is not None
 
 
+def _adds(by: float = 1.0) -> Callable[[], float]:
+    def added() -> float:
+        return by
+
+    return added
+
+
+def _returns(what: float) -> Callable[..., float]:
+    def returned(value: float = what) -> float:
+        return value
+
+    return returned
+
+
+def _bound() -> ModuleWatch:
+    return ModuleWatch(nn.Identity(), {})
+
+
+BOUND = _bound()
+CALLS: dict[str, tuple[Callable[[], Any], Callable[[], Any], bool]] = {
+    "a function of the same lines": (lambda: _returns(1.0), lambda: _returns(1.0), True),
+    "another default": (lambda: _returns(1.0), lambda: _returns(2.0), False),
+    # What it closes over isn't watched.
+    "a closure": (_adds, _adds, False),
+    "a partial call": (
+        lambda: functools.partial(max, 1.0, key=None),
+        lambda: functools.partial(max, 1.0, key=None),
+        True,
+    ),
+    "another keyword": (
+        lambda: functools.partial(max, key=None),
+        lambda: functools.partial(max, key=abs),
+        False,
+    ),
+    "another function": (lambda: functools.partial(max), lambda: functools.partial(min), False),
+    "a bound method": (lambda: BOUND.change, lambda: BOUND.change, True),
+    "that of another object": (lambda: BOUND.change, lambda: _bound().change, False),
+}
+
+
+@pytest.mark.parametrize("of", CALLS)
+def test_a_call_that_is_made_anew_is_compared_by_what_it_does(of: str) -> None:
+    module: Any = nn.Linear(1, 1)
+    first, then, same = CALLS[of]
+    module.call = first()
+    watch = ModuleWatch(module, {})
+    module.call = then()
+    assert (watch.change() is None) is same
+
+
+def test_what_a_partial_call_that_was_made_anew_holds_is_watched() -> None:
+    module: Any = nn.Linear(1, 1)
+    module.call = functools.partial(max, [1.0])
+    watch = ModuleWatch(module, {})
+    module.call = functools.partial(max, [1.0])
+    assert watch.change() is None
+    module.call.args[0][0] = 2.0
+    assert watch.change() is not None
+
+
 def test_an_engine_and_a_metric_that_a_module_holds_are_none_of_its_forward() -> None:
     metric = MeanMetric()
     engine = start(Two())

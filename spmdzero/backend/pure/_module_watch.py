@@ -2,7 +2,6 @@
 
 import argparse
 import collections
-import dataclasses
 import enum
 import functools
 import itertools
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from spmdzero.backend._current import arrays
 
@@ -129,42 +129,65 @@ _VALUES_OF = operator.methodcaller("values")
 _NOTHING = object()
 
 
-@dataclasses.dataclass(kw_only=True)
 class _Watched:
-    name: str
-    container: Any
-    keys: list[Any]
-    values: list[Any]
-    # Whether an equal container has taken the place of one of the values.
-    has_new: bool = False
+    """A container and what was in it.
+
+    Args:
+        name: the container's name in messages.
+        hooks: whether it is a registry of hooks, whose keys are numbers that nothing reads.
+
+    Attributes:
+        has_new: whether an equal container has taken the place of one of the values.
+    """
+
+    def __init__(self, name: str, container: Any, *, hooks: bool) -> None:
+        self.container, self.has_new = container, False
+        self._name, self._hooks = name, hooks
+        self._note()
+
+    def _note(self) -> None:
+        container = self.container
+        mapping = isinstance(container, dict)
+        self._kept = list(container.items()) if mapping else list(container)
+        self._keys = list(container) if mapping and not self._hooks else []
+        self._values = self._now()
+
+    def _now(self) -> list[Any]:
+        values = list(_values(self.container))
+        return _effective(values) if self._hooks else values
 
     def restore(self) -> None:
         """Puts the earlier items back; a tuple can't have changed."""
         if isinstance(self.container, tuple):
             return
         self.container.clear()
-        if isinstance(self.container, dict):
-            self.container.update(zip(self.keys, self.values, strict=True))
-        elif isinstance(self.container, set):
-            self.container.update(self.values)
+        if isinstance(self.container, dict | set):
+            self.container.update(self._kept)
         else:
-            self.container.extend(self.values)
+            self.container.extend(self._kept)
 
     def change(self) -> str | None:
         """The change in words, or None; plain values are compared by ``==`` here."""
-        now = list(_values(self.container))
-        keys = list(self.container) if isinstance(self.container, dict) else range(len(now))
-        if len(now) != len(self.values):
-            return f"{self.name} has {len(now)} entries, not {len(self.values)}"
-        if self.keys and not all(map(_is_same_key, keys, self.keys)):
-            return f"{self.name} has other keys"
-        for key, old, new in zip(keys, self.values, now, strict=True):
-            if old is not new and not _is_same_value(old, new, _DEPTH):
+        now = self._now()
+        mapping = isinstance(self.container, dict) and not self._hooks
+        keys = list(self.container) if mapping else range(len(now))
+        if len(now) != len(self._values):
+            return f"{self._name} has {len(now)} entries, not {len(self._values)}"
+        if self._keys and not all(map(_is_same_key, keys, self._keys)):
+            return f"{self._name} has other keys"
+        # Equal hooks have other numbers, by which their handles remove them.
+        same = not self._hooks or [*self.container] == [number for number, _ in self._kept]
+        for key, old, new in zip(keys, self._values, now, strict=True):
+            if old is new:
+                continue
+            if not _is_same_value(old, new, _DEPTH):
                 if key == "training":
-                    return f"{self.name} is now in {'train' if new else 'eval'} mode"
-                return f"{key!r} of {self.name}: {_shown(old)} -> {_shown(new)}"
-            self.has_new |= old is not new and isinstance(new, _PLAIN_CONTAINERS)
-        self.values = now
+                    return f"{self._name} is now in {'train' if new else 'eval'} mode"
+                return f"{key!r} of {self._name}: {_shown(old)} -> {_shown(new)}"
+            same = False
+            self.has_new |= isinstance(new, (*_PLAIN_CONTAINERS, functools.partial))
+        if not same:
+            self._note()
         return None
 
 
@@ -172,6 +195,22 @@ def package_of(hook: Any) -> str:
     """The package in which a function, or the class of another callable, is written."""
     home = getattr(hook, "__module__", None) or type(hook).__module__
     return home.split(".")[0]
+
+
+def _effective(hooks: list[Any]) -> list[Any]:
+    """Leaves out hooks that ask for gradients which an equal hook before them has asked for.
+
+    transformers registers one more each time that gradient checkpointing is turned on, which TRL
+    does at each step.
+    """
+    asking, kept = set[types.CodeType](), list[Any]()
+    for hook in hooks:
+        if not _asks_for_gradients(hook):
+            kept.append(hook)
+        elif hook.__code__ not in asking:
+            asking.add(hook.__code__)
+            kept.append(hook)
+    return kept
 
 
 def _asks_for_gradients(hook: Any) -> bool:
@@ -188,10 +227,12 @@ class ModuleWatch:
 
     As a context it undoes all changes at its end.
 
-    Values are compared by identity, all in one pass. Lists, dicts, sets, deques, modules that are
-    no submodules, what bound methods and partial calls hold, and objects with attributes whose
-    classes are not a library's are followed three levels deep. Generators of
-    random numbers, and tensors that are neither parameters nor buffers, are compared by content.
+    Values are compared by identity, all in one pass; where one is another, plain values, functions
+    made anew of the same lines, and partial and bound calls of equal ones are equal. Lists, dicts,
+    sets, deques, modules that are no submodules, what bound methods and partial calls hold, and
+    objects with attributes whose classes are not a library's are followed three levels deep.
+    Generators of random numbers, and tensors that are neither parameters nor buffers, are compared
+    by content.
 
     Args:
         module: the user's module.
@@ -266,7 +307,8 @@ class ModuleWatch:
             self._add(name, vars(part), seen)
             for registry in _REGISTRIES:
                 content = getattr(part, registry)
-                self._add(f"{registry.strip('_')} of {name}", content, seen)
+                what = f"{registry.strip('_')} of {name}"
+                self._add(what, content, seen, hooks=registry in HOOKS)
                 if registry in HOOKS:
                     self._find_hook(HOOKS[registry], name, content.values())
         for name, part in new.items():
@@ -303,13 +345,10 @@ class ModuleWatch:
         for key, item in _items(container):
             self._follow(f"{key!r} of {name}", item, seen, depth - 1)
 
-    def _add(self, name: str, container: Any, seen: set[int]) -> None:
-        if id(container) in seen:
-            return
-        seen.add(id(container))
-        keys = list(container) if isinstance(container, dict) else []
-        values = list(_values(container))
-        self._watched.append(_Watched(name=name, container=container, keys=keys, values=values))
+    def _add(self, name: str, container: Any, seen: set[int], *, hooks: bool = False) -> None:
+        if id(container) not in seen:
+            seen.add(id(container))
+            self._watched.append(_Watched(name, container, hooks=hooks))
 
 
 def device_attributes(module: nn.Module) -> list[torch.Tensor]:
@@ -369,15 +408,36 @@ def _is_same_key(one: Any, other: Any) -> bool:
 
 
 def _is_same_value(old: Any, new: Any, depth: int) -> bool:
-    """Whether two plain values are equal: numbers, texts, and lists, dicts and tuples of such."""
+    """Whether two values are equal: numbers, texts, functions, calls, and containers of such."""
     if type(old) is not type(new):
         return False
-    if type(old) in _PLAIN_CONTAINERS and depth > 0 and len(old) == len(new) <= _MOST_ITEMS:
+    if isinstance(old, _PLAIN_CONTAINERS) and type(old) in _PLAIN_CONTAINERS:
+        if depth == 0 or not len(old) == len(new) <= _MOST_ITEMS:
+            return False
         # Code goes through a dict in its order.
         ways = [itertools.chain(*c.items()) if isinstance(c, dict) else c for c in (old, new)]
-        pairs = zip(*ways, strict=True)
-        return all(a is b or _is_same_value(a, b, depth - 1) for a, b in pairs)
-    return isinstance(old, _NUMBERS) and old == new
+        return _are_same(*ways, depth=depth - 1)
+    if isinstance(old, types.FunctionType | functools.partial):
+        if isinstance(old, types.FunctionType) and old.__code__.co_freevars:
+            return False
+        return _are_same(*map(_parts, (old, new)), depth=depth)
+    if isinstance(old, RemovableHandle):
+        # All that it can do is remove its hook, and hooks are watched.
+        return True
+    return isinstance(old, (*_NUMBERS, types.MethodType)) and old == new
+
+
+def _are_same(olds: Iterable[Any], news: Iterable[Any], *, depth: int) -> bool:
+    pairs = zip(olds, news, strict=True)
+    return all(a is b or _is_same_value(a, b, depth) for a, b in pairs)
+
+
+def _parts(call: Any) -> tuple[Any, ...]:
+    """What decides a function without variables of others, or a partial call."""
+    if isinstance(call, functools.partial):
+        return call.func, call.args, call.keywords
+    fixed = call.__defaults__, call.__kwdefaults__, call.__dict__
+    return id(call.__code__), id(call.__globals__), *fixed
 
 
 def _shown(value: Any) -> str:
