@@ -68,6 +68,8 @@ class CapturedCalls:
 
     def __init__(self, training: Training, launching: Launching, kinds: KnownKinds) -> None:
         self._training, self._launching, self._kinds = training, launching, kinds
+        # An evaluation, or a reference's adapters that are off, is no change of what is trained.
+        self._without_gradients = KnownKinds(training, launching, gradients=False)
         # The watch for which `ends` knows programs.
         self._watch: ModuleWatch | None = None
         self._in_program, self._trained = False, Trained()
@@ -87,6 +89,7 @@ class CapturedCalls:
         the time, a file. Call it when that changes.
         """
         self._kinds.recheck()
+        self._without_gradients.recheck()
         self.ends.forget()
 
     def blocked(self) -> str | None:
@@ -117,12 +120,12 @@ class CapturedCalls:
         """Runs the engine's forward on placed inputs."""
         training = self._training
         if not torch.is_grad_enabled():
-            return training.forward(args, kwargs)
+            return self._evaluate(args, kwargs)
         self.reason = self._refusal()
         forwards: _Forwards | None = None
         if self.reason is None:
             try:
-                forwards, inputs = self._find(args, kwargs)
+                forwards, inputs = self._find(self._kinds, args, kwargs)
                 return self._call(forwards, inputs)
             except NotCapturableError as reason:
                 self.reason = str(reason)
@@ -133,6 +136,30 @@ class CapturedCalls:
             output = training.forward(args, kwargs)
         self._kinds.accept_changes()
         return output
+
+    def _evaluate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a forward without gradients; counts and `reason` are those of the others."""
+        training, kinds = self._training, self._without_gradients
+        # What is made in inference mode stays of that mode, and a folded forward is of both.
+        if current().compiler is None or torch.is_inference_mode_enabled() or kinds.refusal():
+            return training.forward(args, kwargs)
+        forwards: _Forwards | None = None
+        try:
+            forwards, inputs = self._find(kinds, args, kwargs)
+            tensors = [*forwards.tracer.state, *inputs]
+            reason = forwards.given_up
+            if reason is None and not forwards.ready:
+                reason = kinds.compare(forwards, lambda: forwards.tracer.fold(tensors))
+            if reason is not None:
+                raise NotCapturableError(reason)
+        except NotCapturableError:
+            with errors_are_the_users(forwards):
+                output = training.forward(args, kwargs)
+            kinds.accept_changes()
+            return output
+        assert forwards.record is not None
+        keys = forwards.record.traced.drawn(training.mesh)
+        return forwards.record.output.filled(forwards.record.settled(training, tensors, keys))
 
     def _call(self, forwards: _Forwards, inputs: Sequence[torch.Tensor]) -> Any:
         tracer = forwards.tracer
@@ -243,13 +270,15 @@ class CapturedCalls:
             return "no parameter requires a gradient"
         return None
 
-    def _find(self, args: Any, kwargs: dict[str, Any]) -> tuple[_Forwards, Sequence[torch.Tensor]]:
+    def _find(
+        self, kinds: KnownKinds, args: Any, kwargs: dict[str, Any]
+    ) -> tuple[_Forwards, Sequence[torch.Tensor]]:
         """The compared traces of forwards of this kind, and the tensors of this one's inputs."""
         try:
             form = InputForm.of(args, kwargs)
         except UnknownInputError as error:
             raise NotCapturableError(str(error)) from error
-        known = self._kinds.find(form.form, _Forwards)
+        known = kinds.find(form.form, _Forwards)
         if not known.ready:
             # A new tracer, as an earlier trace may have changed the module.
             known.tracer = PassTracer(self._training, args, kwargs)

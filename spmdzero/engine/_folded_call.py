@@ -207,26 +207,19 @@ class _Folded(torch.autograd.Function):
         keys: list[torch.Tensor],
         *trained: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        record, training = call.record, call.training
-        values = record.traced.function([*tensors, *keys])
-        count, written = len(record.differentiable), len(record.written)
-        outputs, rest = values[:count], values[count:]
+        record, training, saved = call.record, call.training, list(tensors)
         if record.written:
             # The backward pass takes the written tensors as the forward found them.
             places = {id(tensor): place for place, tensor in enumerate(tensors)}
             module = training.module
             own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-            tensors = list(tensors)
             for name in record.written:
-                tensors[places[id(own[name])]] = arrays.fresh(own[name])
-        training.forward.settle(
-            written=dict(zip(record.written, rest[:written], strict=True)),
-            flags=dict(zip(record.flags, rest[written:], strict=True)),
-        )
+                saved[places[id(own[name])]] = arrays.fresh(own[name])
+        outputs = record.settled(training, tensors, keys)
         training.forward.note_folded()
         ctx.save_for_backward(_NOTHING)
         ctx.call, ctx.hooked = call, False
-        call.save([*tensors, *keys], ctx)
+        call.save([*saved, *keys], ctx)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(
             *(out for out, flows in zip(outputs, record.differentiable, strict=True) if not flows)

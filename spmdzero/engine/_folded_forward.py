@@ -27,6 +27,7 @@ from spmdzero.engine._module_tracer import (
     fold_forward,
     refuse_read,
 )
+from spmdzero.state._training import Training
 from spmdzero.step._gradient_path import GradientPath
 
 # A seed that no script is likely to have.
@@ -141,6 +142,19 @@ class FoldedPass:
     def difference(self, other: "FoldedPass") -> str | None:
         """How `other` differs from this forward, or None if they are the same."""
         return self.traced.difference(other.traced)
+
+    def settled(
+        self, training: Training, tensors: Sequence[torch.Tensor], keys: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """The outputs for these tensors and keys; what the forward writes is written."""
+        values = self.traced.function([*tensors, *keys])
+        count, written = len(self.differentiable), len(self.written)
+        rest = values[count:]
+        training.forward.settle(
+            written=dict(zip(self.written, rest[:written], strict=True)),
+            flags=dict(zip(self.flags, rest[written:], strict=True)),
+        )
+        return values[:count]
 
 
 class PassTracer(ModuleTracer):

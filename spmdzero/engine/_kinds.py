@@ -225,14 +225,15 @@ class KnownKinds:
     Args:
         training: the training of the engine.
         launching: knows who observes its programs, and which hooks run around its calls.
+        gradients: whether autograd records the forwards. Nothing is logged of others.
 
     Attributes:
         kinds: the latest 64 kinds, each with its record.
         watch: the watch of the module, None before the first `refusal`.
     """
 
-    def __init__(self, training: Training, launching: Launching) -> None:
-        self._training, self._launching = training, launching
+    def __init__(self, training: Training, launching: Launching, *, gradients: bool = True) -> None:
+        self._training, self._launching, self._gradients = training, launching, gradients
         self.watch: ModuleWatch | None = None
         self._said: set[str] = set()
         self.kinds: dict[Kind, Trust[Any]] = {}
@@ -291,7 +292,7 @@ class KnownKinds:
             return "a torch dispatch or function mode watches operations"
         if torch.is_anomaly_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(False):
             return "autograd is watched, by detect_anomaly or saved_tensors_hooks"
-        return None if torch.is_grad_enabled() else "autograd is off"
+        return "autograd is off" if self._gradients and not torch.is_grad_enabled() else None
 
     def _look(self) -> ModuleWatch:
         training = self._training
@@ -358,6 +359,6 @@ class KnownKinds:
     def say(self, level: int, message: str, reason: str) -> None:
         """Logs `message` with `reason`, once for each attribute and not for each of its values."""
         about = message + reason.split(":")[0]
-        if about not in self._said:
+        if self._gradients and about not in self._said:
             self._said.add(about)
             logger.log(level, message, reason)
