@@ -1,7 +1,5 @@
 """Forwards without gradients: their Python runs until three of a kind were the same."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import nn
@@ -32,9 +30,8 @@ class Counted(Residual):
 
 
 @pytest.fixture(autouse=True)
-def _no_runs() -> Iterator[None]:
+def _no_runs() -> None:
     RUNS.clear()
-    yield
 
 
 def evaluate(engine: spmdzero.Engine, count: int, *, train: bool = False) -> list[float]:
