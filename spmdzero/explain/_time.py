@@ -5,9 +5,13 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from pydantic import computed_field
+
 from spmdzero._display import Shown
 from spmdzero.backend import Work
-from spmdzero.explain._chips import Chip
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.explain._calibration import Calibrated, calibrated
+from spmdzero.explain._chips import Chip, Topology
 from spmdzero.explain._kinds import KINDS, kind_of
 from spmdzero.explain._timeline import Spent, timeline
 from spmdzero.hlo import Operation, operation_of, read_matmuls, read_schedule
@@ -127,6 +131,35 @@ class StepTime(Shown):
         """The part of the wire's time that other operations hide."""
         # Times that were summed in a different order differ in the last bit.
         return max(self.wire - self.exposed, 0.0)
+
+    @property
+    def classes(self) -> dict[str, float]:
+        """The seconds of each class that calibration corrects, see `explain.CLASSES`.
+
+        Products are of matrices, attention's too where they are no kernel; memory is what the
+        compiler estimates besides, which waits for memory; wire and host are what the chip waits
+        for, and hidden what it sends while it computes.
+        """
+        kinds = {kind.name: kind.seconds for kind in self.kinds}
+        products = kinds.get("attention", 0.0) + kinds.get("matmul", 0.0)
+        return {
+            "products": products,
+            "memory": self.compiled - products,
+            "kernels": self.kernels,
+            "wire": self.exposed,
+            "hidden": self.hidden,
+            "host": self.host_exposed,
+        }
+
+    @computed_field
+    @property
+    def calibrated(self) -> Calibrated | None:
+        """The time on the scale of steps that were measured; None if none was on such chips."""
+        try:
+            generation = Topology.parse(self.target).chip.name
+        except SpmdZeroUsageError:
+            return None
+        return calibrated(self.classes, generation)
 
     @property
     def mfu(self) -> float | None:
