@@ -10,7 +10,7 @@ import functools
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,10 @@ from spmdzero.errors import SpmdZeroUsageError
 CLASSES = ("products", "memory", "kernels", "wire", "hidden", "host")
 """What a step's time is divided into, see `StepTime.classes`."""
 SHIPPED = Path(__file__).with_name("calibration.json")
+OWN = "measured by yourself"
+"""The source of steps that `spmdzero calibrate --add` added."""
+FAR_OFF = 4.0
+"""How many times its estimate a measured step may take to be taken for the same step."""
 LEVEL = 0.8
 """The share of steps that are to lie within their intervals."""
 # How far each logarithm is expected to be from 0, by which the fit weighs them: a measured step's
@@ -49,11 +53,11 @@ class MeasuredStep:
 
     name: str
     generation: str
+    devices: int
     seconds: float
     classes: Mapping[str, float]
-    devices: int = 0
-    group: str = ""
-    source: str = ""
+    group: str
+    source: str
 
     @property
     def raw(self) -> float:
@@ -133,24 +137,67 @@ def fit(rows: Iterable[MeasuredStep], *, spread: bool = True) -> Calibration:
     """The calibration by these measured steps.
 
     Args:
-        rows: the measured steps, at least one.
+        rows: the measured steps.
         spread: whether to judge the fit by leaving rows out, which takes as many fits as rows.
     """
     rows = tuple(rows)
     factors, generations = _fitted(rows)
-    found = Calibration(factors=factors, generations=generations, spread=0.0, rows=rows)
-    if not spread:
-        return found
-    errors = [math.log(row.seconds / seconds) for row, seconds in left_out(rows)]
+    errors = [math.log(row.seconds / seconds) for row, seconds in left_out(rows)] if spread else []
     return Calibration(factors=factors, generations=generations, spread=quantile(errors), rows=rows)
 
 
-def left_out(rows: Sequence[MeasuredStep]) -> list[tuple[MeasuredStep, float]]:
-    """Each row, with its time by a fit to all the others."""
+def left_out(rows: Sequence[MeasuredStep]) -> Iterator[tuple[MeasuredStep, float]]:
+    """Yields each row with its time by a fit to others.
+
+    All rows of its group are left out with it, which would tell too much of it, unless they are
+    all that its generation has; the only row of a generation isn't yielded.
+    """
+    for row in rows:
+        others = _others(rows, row)
+        if others:
+            yield row, fit(others, spread=False).seconds(row.classes, row.generation)
+
+
+def _others(rows: Sequence[MeasuredStep], row: MeasuredStep) -> list[MeasuredStep]:
+    """The rows by which one is judged; none if its generation has no other."""
+    for others in (
+        [r for r in rows if (r.group, r.generation) != (row.group, row.generation)],
+        [r for r in rows if r is not row],
+    ):
+        if any(r.generation == row.generation for r in others):
+            return others
+    return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """A measured step beside its time by a calibration that doesn't know it.
+
+    Attributes:
+        row: the step.
+        seconds, low, high: by a fit to the others.
+    """
+
+    row: MeasuredStep
+    seconds: float
+    low: float
+    high: float
+
+    @property
+    def within(self) -> bool:
+        """Whether the measured time lies in the interval."""
+        return self.low <= self.row.seconds <= self.high
+
+
+def judged(rows: Sequence[MeasuredStep]) -> list[Judged]:
+    """Each row as `left_out` leaves it out, with the interval that the others give."""
     found = []
-    for i, row in enumerate(rows):
-        others = (*rows[:i], *rows[i + 1 :])
-        found.append((row, fit(others, spread=False).seconds(row.classes, row.generation)))
+    for row in rows:
+        others = _others(rows, row)
+        if others:
+            told = fit(others).of(row.classes, row.generation)
+            assert told is not None
+            found.append(Judged(row=row, seconds=told.seconds, low=told.low, high=told.high))
     return found
 
 
