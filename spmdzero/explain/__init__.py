@@ -9,7 +9,7 @@ from spmdzero.explain._aot import (
     require_tpu_compiler,
 )
 from spmdzero.explain._attention import AttentionUse
-from spmdzero.explain._calibration import CLASSES, Calibrated, calibrated
+from spmdzero.explain._calibration import CLASSES, SHORTEST, Calibrated, calibrated
 from spmdzero.explain._chips import CHIPS, Chip, Topology, slices_of
 from spmdzero.explain._explain import explain, explain_engine
 from spmdzero.explain._explanation import Explanation
@@ -27,6 +27,7 @@ __all__ = [
     "CHIPS",
     "CLASSES",
     "FLAG_SETS",
+    "SHORTEST",
     "AttentionUse",
     "Calibrated",
     "Change",

@@ -28,6 +28,11 @@ FAR_OFF = 4.0
 """How many times its estimate a measured step may take to be taken for the same step."""
 LEVEL = 0.8
 """The share of steps that are to lie within their intervals."""
+SHORTEST = 0.01
+"""Seconds of an estimate below which no time is calibrated.
+
+What starts a program counts there, of which steps of seconds tell nothing.
+"""
 # How far each logarithm is expected to be from 0, by which the fit weighs them: a measured step's
 # from its fit, a class's factor, a generation's.
 _NOISE, _CLASS, _GENERATION = 0.08, 0.25, 0.15
@@ -107,9 +112,12 @@ class Calibration:
         return whole * sum(self.factors[name] * classes.get(name, 0.0) for name in CLASSES)
 
     def of(self, classes: Mapping[str, float], generation: str) -> Calibrated | None:
-        """The calibrated time with its interval; None if the generation has no measured step."""
+        """The calibrated time with its interval.
+
+        None if the generation has no measured step, or the estimate is below `SHORTEST`.
+        """
         own = [row for row in self.rows if row.generation == generation]
-        if not own:
+        if not own or raw_seconds(classes) < SHORTEST:
             return None
         seconds = self.seconds(classes, generation)
         return Calibrated(
@@ -324,7 +332,7 @@ def calibrated(classes: Mapping[str, float], generation: str) -> Calibrated | No
         generation: ``v5e``, ...
 
     Returns:
-        None if no step of the generation was measured.
+        None if no step of the generation was measured, or the estimate is below 10 ms.
 
     Raises:
         SpmdZeroUsageError: one's own file of measured steps can't be read.

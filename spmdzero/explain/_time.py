@@ -154,7 +154,10 @@ class StepTime(Shown):
     @computed_field
     @property
     def calibrated(self) -> Calibrated | None:
-        """The time on the scale of steps that were measured; None if none was on such chips."""
+        """The time on the scale of steps that were measured.
+
+        None if none was on such chips, or the step is shorter than 10 ms.
+        """
         try:
             generation = Topology.parse(self.target).chip.name
         except SpmdZeroUsageError:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from spmdzero._display import page_of
-from spmdzero.explain import Share, StepTime, siblings
+from spmdzero.explain import SHORTEST, Share, StepTime, siblings
 from spmdzero.plan import sized
 from spmdzero.show._bar import Bar, Segment
 from spmdzero.show._page import Page, Part, Table
@@ -62,6 +62,8 @@ def _bar(time: StepTime) -> Bar:
 
 def _on_the_scale(time: StepTime) -> str:
     found = time.calibrated
+    if found is None and time.seconds < SHORTEST:
+        return "shorter than 10 ms: what starts a program counts too, so it isn't calibrated"
     if found is None:
         return "no step was measured on such a chip: nothing tells how far off this estimate is"
     low, high = milliseconds(found.low), milliseconds(found.high)

@@ -75,7 +75,8 @@ def parameters(recipe: Mapping[str, Any]) -> int:
     width, size = recipe["width"], recipe.get("head_size", 128)
     attention = 2 * width * size * (recipe["heads"] + recipe["kv_heads"])
     layer = attention + 3 * width * recipe["inner"] * max(recipe.get("experts", 0), 1)
-    return recipe["layers"] * layer + 2 * width * recipe["vocabulary"]
+    tables = 1 if recipe.get("tied") else 2
+    return recipe["layers"] * layer + tables * width * recipe["vocabulary"]
 
 
 def classes_of(

@@ -42,6 +42,8 @@ class Recipe:
         weights, moment: dtypes of the parameters and of Adam's first moment.
         vocabulary_tiles: parts in which the loss is computed, its logits again in the backward.
         wide_logits: whether the head's product has fp32 operands.
+        tied: whether the head is the table of the embedding.
+        looked_up: whether the embedding is a lookup, in the place of a product.
     """
 
     width: int
@@ -65,6 +67,8 @@ class Recipe:
     moment: str = "float32"
     vocabulary_tiles: int = 1
     wide_logits: bool = False
+    tied: bool = False
+    looked_up: bool = False
 
 
 def measure(
@@ -107,11 +111,9 @@ class _Step:
                 "up": ((w, r.inner), P(f, t)),
                 "down": ((r.inner, w), P(t, f)),
             }
-        found = {
-            "token": ((r.vocabulary, w), P(t, f)),
-            "norm": ((w,), P()),
-            "head": ((w, r.vocabulary), P(f, t)),
-        }
+        found = {"token": ((r.vocabulary, w), P(t, f)), "norm": ((w,), P())}
+        if not r.tied:
+            found["head"] = ((w, r.vocabulary), P(f, t))
         found |= {
             f"layers/{name}": ((r.layers, *shape), P(None, *spec))
             for name, (shape, spec) in layer.items()
@@ -150,9 +152,10 @@ class _Step:
 
     def _loss(self, p: Tree, tokens: jax.Array, targets: jax.Array) -> jax.Array:
         r = self.recipe
-        # A lookup as a product, which needs no gather.
+        table = p["token"].astype(jnp.bfloat16)
+        # A lookup as a product needs no gather.
         hot = jax.nn.one_hot(tokens, r.vocabulary, dtype=jnp.bfloat16)
-        hidden = self._stream(hot @ p["token"].astype(jnp.bfloat16))
+        hidden = self._stream(table[tokens] if r.looked_up else hot @ table)
         policy = None
         if r.kept or r.offloaded:
             policy = jax.checkpoint_policies.save_and_offload_only_these_names(
@@ -165,7 +168,7 @@ class _Step:
         stacked = {n.partition("/")[2]: a for n, a in p.items() if n.startswith("layers/")}
         hidden, _ = jax.lax.scan(lambda h, q: (block(q, h), None), hidden, stacked)
         hidden = _rms_norm(hidden, p["norm"])
-        losses = functools.partial(self._losses, p["head"])
+        losses = functools.partial(self._losses, p["token"].T if r.tied else p["head"])
         if r.vocabulary_tiles == 1:
             return losses(hidden, targets) / targets.size
         tiles = tuple(
@@ -253,7 +256,7 @@ class _Step:
                 return jax.vmap(kernel)(q, k, v).swapaxes(1, 2)
 
         spec = P("fsdp", None, "tensor")
-        on_each = jax.shard_map(
+        on_each: Any = jax.shard_map(
             own, mesh=self.mesh, in_specs=(spec, spec, spec), out_specs=spec, check_vma=False
         )
         return on_each(q, k, v)
