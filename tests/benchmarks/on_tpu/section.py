@@ -25,8 +25,8 @@ expects of it. That is no measurement. It is the same count for everybody, so it
   links of the chip. One that is only started goes on until another operation ends it, and is
   hidden by those between.
 - **step ms**: cycles at the chip's clock, kernels and exposed wire. **ratio**: to spmdzero.
-- **calibrated ms**: on the [scale of measured steps](explain.md#a-calibrated-time), with its interval.
-  Tables written before 30 November 2026 have no such column.
+- **calibrated ms**: on the [scale of measured steps](explain.md#a-calibrated-time), with its
+  interval. Tables written before 30 November 2026 have no such column.
 - **MFU**: the model's arithmetic (three forwards, causal attention half, nothing computed again; of
   images, which are data, the first layer twice) over what the chip could do in that time. **HFU**:
   all products that run, those that are computed again too.
