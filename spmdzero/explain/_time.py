@@ -96,6 +96,8 @@ class StepTime(Shown):
         modules: the step's time by the innermost module that traced it, forward or backward,
             longest first.
         dearest: the ten operations that take longest.
+        products: the part of `compiled` of operations with products of matrices; None in what was
+            written before this was kept.
         uncounted: number of fusions without an estimate of the compiler, such as gathers; their
             time counts as zero.
     """
@@ -120,6 +122,7 @@ class StepTime(Shown):
     host_exposed: float = 0.0
     model_flops: float | None = None
     not_counted: tuple[str, ...] = ()
+    products: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -136,12 +139,13 @@ class StepTime(Shown):
     def classes(self) -> dict[str, float]:
         """The seconds of each class that calibration corrects, see `explain.CLASSES`.
 
-        Products are of matrices, attention's too where they are no kernel; memory is what the
-        compiler estimates besides, which waits for memory; wire and host are what the chip waits
+        Products are of matrices, where they are no kernel; memory is what the compiler estimates
+        besides, which waits for memory; wire and host are what the chip waits
         for, and hidden what it sends while it computes.
         """
-        kinds = {kind.name: kind.seconds for kind in self.kinds}
-        products = kinds.get("attention", 0.0) + kinds.get("matmul", 0.0)
+        products = self.products
+        if products is None:
+            products = sum(k.seconds for k in self.kinds if k.name in ("attention", "matmul"))
         return {
             "products": products,
             "memory": self.compiled - products,
@@ -225,6 +229,7 @@ def step_time(
         uncounted=sum(s.runs for s in spent if _is_uncounted(s)),
         model_flops=None if work is None or work.unknown else work.flops,
         not_counted=() if work is None else work.unknown,
+        products=sum(s.runs * s.compute for s in compiled if s.operation.products),
     )
 
 

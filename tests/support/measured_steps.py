@@ -17,7 +17,6 @@ from spmdzero.explain._timeline import Spent
 
 DATA = Path(__file__).parents[1] / "data" / "measured_steps.json"
 PARTS = ("layers", "ends", "optimizer")
-_PRODUCTS = ("attention", "matmul")
 Parts = dict[str, dict[str, float]]
 
 
@@ -121,16 +120,13 @@ def _seen(recipe: Mapping[str, Any], block: int) -> float:
 
 def parts_of(spent: Iterable[Spent]) -> Parts:
     """Seconds by class of each of `PARTS`."""
-    # Not before: what fits alone needs none of it.
-    from spmdzero.explain._kinds import kind_of
-
     found: Parts = {part: dict.fromkeys(CLASSES, 0.0) for part in PARTS}
     for s in spent:
         part = found[_part_of(s.operation.op_names)]
         if s.operation.kernel is not None:
             name = "kernels"
         else:
-            name = "products" if kind_of(s.operation) in _PRODUCTS else "memory"
+            name = "products" if s.operation.products else "memory"
         part[name] += s.runs * s.compute
         if s.link == "wire":
             part["wire"] += s.runs * s.waiting
