@@ -18,7 +18,7 @@ from spmdzero.explain._calibration import (
     read,
     write,
 )
-from tests.support.measured_steps import measured_steps
+from tests.support.measured_steps import measured_steps, not_compiled
 
 PAGE = Path(__file__).parents[2] / "docs" / "explain.md"
 TABLE = re.compile(r"(?<=<!-- make calibration -->\n\n).*?(?=\n<!-- end -->)", re.DOTALL)
@@ -53,6 +53,10 @@ def lines(found: Calibration) -> Iterator[str]:
         f"{100 * inside / len(every):.0f} %, where {100 * LEVEL:.0f} % should. The estimate is "
         f"{_range(raw)} of what was measured, the calibrated time {_range(own)}."
     )
+    left = not_compiled()
+    if left:
+        yield ""
+        yield f"Published and not compiled yet, so that they tell nothing here: {'; '.join(left)}."
     yield ""
     yield "| class | factor | generation | factor |"
     yield "|---|---:|---|---:|"

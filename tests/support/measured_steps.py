@@ -49,6 +49,17 @@ def measured_steps(told: Mapping[str, Any] | None = None) -> list[MeasuredStep]:
     return found
 
 
+def not_compiled() -> list[str]:
+    """The names of the rows whose programs were not compiled."""
+    told = load()
+    without = {name for name, program in told["programs"].items() if "parts" not in program}
+    return [
+        f"{row['name']}, {row['topology'].partition(':')[0]}"
+        for row in told["rows"]
+        if row["program"] in without
+    ]
+
+
 def seconds_of(row: Mapping[str, Any], recipe: Mapping[str, Any]) -> float:
     """The measured seconds of a row, of which some publish tokens or operations a second."""
     if "seconds" in row:
