@@ -150,8 +150,25 @@ def fit(rows: Iterable[MeasuredStep], *, spread: bool = True) -> Calibration:
     """
     rows = tuple(rows)
     factors, generations = _fitted(rows)
-    errors = [math.log(row.seconds / seconds) for row, seconds in left_out(rows)] if spread else []
+    errors = _errors(rows) if spread else []
     return Calibration(factors=factors, generations=generations, spread=quantile(errors), rows=rows)
+
+
+def _errors(rows: Sequence[MeasuredStep]) -> list[float]:
+    """The largest error of each group of rows that is left out, as a logarithm.
+
+    One of each group, since many rows of one model don't tell how far off a new model is. So a
+    group that is all of its generation counts only if every one is.
+    """
+    whole: dict[tuple[str, str], float] = {}
+    every: dict[tuple[str, str], float] = {}
+    groups = {(row.group, row.generation) for row in rows}
+    for row, seconds in left_out(rows):
+        of, off = (row.group, row.generation), abs(math.log(row.seconds / seconds))
+        every[of] = max(off, every.get(of, 0.0))
+        if sum(generation == row.generation for _, generation in groups) > 1:
+            whole[of] = every[of]
+    return list((whole or every).values())
 
 
 def left_out(rows: Sequence[MeasuredStep]) -> Iterator[tuple[MeasuredStep, float]]:
@@ -212,7 +229,7 @@ def judged(rows: Sequence[MeasuredStep]) -> list[Judged]:
 def quantile(errors: Sequence[float]) -> float:
     """The half-width that a new error stays within, with the probability `LEVEL` at least.
 
-    It is the error of rank (n + 1) x `LEVEL` among n (conformal prediction); of fewer rows than
+    It is the error of rank (n + 1) x `LEVEL` among n (conformal prediction); of fewer errors than
     that takes, twice the largest.
     """
     ordered = sorted(abs(error) for error in errors)
