@@ -39,8 +39,9 @@ def lines(found: Calibration) -> Iterator[str]:
     every = judged(found.rows)
     for each in every:
         row = each.row
+        name = f"{row.name} \\*" if each.by_siblings else row.name
         yield (
-            f"| {row.name} | {row.generation} | {_short(row.seconds)} | {_short(row.raw)} | "
+            f"| {name} | {row.generation} | {_short(row.seconds)} | {_short(row.raw)} | "
             f"{_short(each.seconds)} | {_short(each.low)} to {_short(each.high)} | "
             f"{'yes' if each.within else 'no'} |"
         )
@@ -53,6 +54,12 @@ def lines(found: Calibration) -> Iterator[str]:
         f"{100 * inside / len(every):.0f} %, where {100 * LEVEL:.0f} % should. The estimate is "
         f"{_range(raw)} of what was measured, the calibrated time {_range(own)}."
     )
+    if any(each.by_siblings for each in every):
+        yield ""
+        yield (
+            "A row with \\* is judged by rows of the same program too, as its generation has no "
+            "other: they tell much of it, and its error doesn't count for any interval."
+        )
     left = not_compiled()
     if left:
         yield ""
