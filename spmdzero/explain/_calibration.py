@@ -35,7 +35,7 @@ What starts a program counts there, of which steps of seconds tell nothing.
 """
 # How far each logarithm is expected to be from 0, by which the fit weighs them: a measured step's
 # from its fit, a class's factor, a generation's.
-_NOISE, _CLASS, _GENERATION = 0.05, 0.5, 0.25
+_NOISE, _CLASS, _GENERATION = 0.08, 0.25, 0.15
 # What is hidden by the model's count is not all hidden on a chip: this share of it is expected to
 # be waited for.
 _PRIOR = {"hidden": 0.1}
