@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from spmdzero.errors import SpmdZeroUsageError
 
 CLASSES = ("products", "memory", "kernels", "wire", "hidden", "host")
 """What a step's time is divided into, see `StepTime.classes`."""
+By = Literal["others", "siblings", "other generations"]
 SHIPPED = Path(__file__).with_name("calibration.json")
 OWN = "measured by yourself"
 """The source of steps that `spmdzero calibrate --add` added."""
@@ -173,26 +174,25 @@ def _errors(rows: Sequence[MeasuredStep]) -> list[float]:
 
 
 def left_out(rows: Sequence[MeasuredStep]) -> Iterator[tuple[MeasuredStep, float]]:
-    """Yields each row with its time by a fit to others.
+    """Yields each row with its time by a fit to others, see `_others`."""
+    for row in rows:
+        others, _ = _others(rows, row)
+        yield row, fit(others, spread=False).seconds(row.classes, row.generation)
+
+
+def _others(rows: Sequence[MeasuredStep], row: MeasuredStep) -> tuple[list[MeasuredStep], By]:
+    """The rows by which one is judged, and what they are to it.
 
     All rows of its group are left out with it, which would tell too much of it, unless they are
-    all that its generation has; the only row of a generation isn't yielded.
+    all that its generation has. If it is the only one of its generation, others judge it.
     """
-    for row in rows:
-        others = _others(rows, row)
-        if others:
-            yield row, fit(others, spread=False).seconds(row.classes, row.generation)
-
-
-def _others(rows: Sequence[MeasuredStep], row: MeasuredStep) -> list[MeasuredStep]:
-    """The rows by which one is judged; none if its generation has no other."""
-    for others in (
-        [r for r in rows if (r.group, r.generation) != (row.group, row.generation)],
-        [r for r in rows if r is not row],
-    ):
-        if any(r.generation == row.generation for r in others):
-            return others
-    return []
+    strangers = [r for r in rows if (r.group, r.generation) != (row.group, row.generation)]
+    others = [r for r in rows if r is not row]
+    if any(r.generation == row.generation for r in strangers):
+        return strangers, "others"
+    if any(r.generation == row.generation for r in others):
+        return others, "siblings"
+    return others, "other generations"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,14 +202,16 @@ class Judged:
     Attributes:
         row: the step.
         seconds, low, high: by a fit to the others.
-        by_siblings: whether rows of its group are among them, as its generation has no other.
+        by: what the others are: rows of other groups (``"others"``); its siblings among them, as
+            its generation has no other (``"siblings"``); none of its generation (``"other
+            generations"``), as it has no other.
     """
 
     row: MeasuredStep
     seconds: float
     low: float
     high: float
-    by_siblings: bool = False
+    by: By
 
     @property
     def within(self) -> bool:
@@ -218,20 +220,15 @@ class Judged:
 
 
 def judged(rows: Sequence[MeasuredStep]) -> list[Judged]:
-    """Each row as `left_out` leaves it out, with the interval that the others give."""
+    """Each row by a fit that doesn't know it, with the interval that the others give."""
     found = []
     for row in rows:
-        others = _others(rows, row)
-        if others:
-            told = fit(others).of(row.classes, row.generation)
-            assert told is not None
-            siblings = (row.group, row.generation) in {(r.group, r.generation) for r in others}
-            found.append(
-                Judged(
-                    row=row, seconds=told.seconds, low=told.low, high=told.high,
-                    by_siblings=siblings,
-                )
-            )  # fmt: skip
+        others, by = _others(rows, row)
+        told = fit(others)
+        seconds, wide = told.seconds(row.classes, row.generation), math.exp(told.spread)
+        found.append(
+            Judged(row=row, seconds=seconds, low=seconds / wide, high=seconds * wide, by=by)
+        )
     return found
 
 

@@ -20,6 +20,7 @@ from spmdzero.explain._calibration import (
 )
 from tests.support.measured_steps import measured_steps, not_compiled
 
+_MARKS = {"others": "", "siblings": " \\*", "other generations": " \\*\\*"}
 PAGE = Path(__file__).parents[2] / "docs" / "explain.md"
 TABLE = re.compile(r"(?<=<!-- make calibration -->\n\n).*?(?=\n<!-- end -->)", re.DOTALL)
 
@@ -39,7 +40,7 @@ def lines(found: Calibration) -> Iterator[str]:
     every = judged(found.rows)
     for each in every:
         row = each.row
-        name = f"{row.name} \\*" if each.by_siblings else row.name
+        name = row.name + _MARKS[each.by]
         yield (
             f"| {name} | {row.generation} | {_short(row.seconds)} | {_short(row.raw)} | "
             f"{_short(each.seconds)} | {_short(each.low)} to {_short(each.high)} | "
@@ -54,12 +55,12 @@ def lines(found: Calibration) -> Iterator[str]:
         f"{100 * inside / len(every):.0f} %, where {100 * LEVEL:.0f} % should. The estimate is "
         f"{_range(raw)} of what was measured, the calibrated time {_range(own)}."
     )
-    if any(each.by_siblings for each in every):
-        yield ""
-        yield (
-            "A row with \\* is judged by rows of the same program too, as its generation has no "
-            "other: they tell much of it, and its error doesn't count for any interval."
-        )
+    yield ""
+    yield (
+        "A row with \\* is judged by rows of the same program too, as its generation has no other: "
+        "they tell much of it. A row with \\*\\* is the only one of its generation, and judged by "
+        "other generations. The errors of both count for no interval."
+    )
     left = not_compiled()
     if left:
         yield ""

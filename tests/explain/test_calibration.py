@@ -82,14 +82,14 @@ def test_a_row_is_judged_by_a_fit_that_knows_neither_it_nor_its_siblings() -> No
     for name in (wrong.name, "its sibling"):
         assert not told[name].within
         assert told[name].seconds == pytest.approx(rows[0].seconds, rel=0.1)
-        assert not told[name].by_siblings
+        assert told[name].by == "others"
     # Of a generation that has one group alone, rows judge each other, and say so.
     few = [dataclasses.replace(row, generation="v4") for row in rows[:1]] * 2
     few = [dataclasses.replace(row, name=f"v4 {i}") for i, row in enumerate(few)]
-    assert [j.by_siblings for j in of.judged([*rows, *few])][-2:] == [True, True]
-    # The only step of a generation is judged by nothing.
+    assert [j.by for j in of.judged([*rows, *few])][-2:] == ["siblings", "siblings"]
+    # The only step of a generation is judged by other generations.
     alone = dataclasses.replace(rows[0], name="alone", generation="v4")
-    assert "alone" not in {j.row.name for j in of.judged([alone, *rows])}
+    assert of.judged([alone, *rows])[0].by == "other generations"
 
 
 def test_the_interval_is_as_wide_as_the_errors_of_rows_left_out() -> None:
