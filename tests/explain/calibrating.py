@@ -4,7 +4,9 @@
 docs/explain.md, in which each row is judged by a fit that doesn't know it.
 """
 
+import math
 import re
+import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -53,7 +55,8 @@ def lines(found: Calibration) -> Iterator[str]:
     yield (
         f"{inside} of {len(every)} measured steps lie within the interval that the others give, "
         f"{100 * inside / len(every):.0f} %, where {100 * LEVEL:.0f} % should. The estimate is "
-        f"{_range(raw)} of what was measured, the calibrated time {_range(own)}."
+        f"{_range(raw)} of what was measured, the calibrated time {_range(own)}; in the middle "
+        f"they are {_middle(raw)} and {_middle(own)} off."
     )
     yield ""
     yield (
@@ -77,6 +80,11 @@ def lines(found: Calibration) -> Iterator[str]:
 
 def _range(ratios: Sequence[float]) -> str:
     return f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+
+def _middle(ratios: Sequence[float]) -> str:
+    off = statistics.median(abs(math.log(ratio)) for ratio in ratios)
+    return f"{100 * math.expm1(off):.0f} %"
 
 
 def _short(seconds: float) -> str:
