@@ -13,7 +13,7 @@ NEWEST ?= $(shell for python in $(NEWEST_PYTHONS); do \
 	$$there -c '' 2>/dev/null && echo $$there && exit; done; done)
 NEWEST_BIN := .venv-newest/bin
 
-.PHONY: help install demo test test-all test-local-rank test-stacks test-suites test-processors test-pythons test-first-hour first-hour-jax first-hour-xla first-hour-notebooks newest-python test-newest lint bench soak soak-hosts docs goldens notebooks clean bench-gpu
+.PHONY: help install demo test test-all test-local-rank test-stacks test-suites test-processors test-pythons test-first-hour first-hour-jax first-hour-xla first-hour-notebooks newest-python test-newest lint bench calibration soak soak-hosts docs goldens notebooks clean bench-gpu
 .DEFAULT_GOAL := help
 
 help:
@@ -30,6 +30,7 @@ help:
 	@echo "make test-newest    tests of JAX's backend with the newest Python, torch and JAX that are to be had"
 	@echo "make lint    ruff and pyrefly"
 	@echo "make goldens     compile the recorded models for TPUs again, write their ledgers anew"
+	@echo "make calibration    fit what corrects estimated times to steps that others measured"
 	@echo "make notebooks   run the notebooks, write their outputs anew"
 	@echo "make docs    the documentation's site, in out/site"
 	@echo "make bench   measure spmdzero beside its peers, write docs/benchmarks.md: an hour, 2 quiet cores, and once a night for TPUs"
@@ -191,6 +192,10 @@ bench-gpu:
 
 goldens: .venv/installed
 	SPMDZERO_BACKEND=torch_xla $(BIN)/python -m tests.explain.golden
+
+# Fits what corrects estimated times to the steps of tests/data/measured_steps.json.
+calibration: .venv/installed
+	$(BIN)/python -m tests.explain.calibrating
 
 soak: .venv/installed
 	$(BIN)/python -m tests.checkpoint.test_soak --minutes $(SOAK_MINUTES)

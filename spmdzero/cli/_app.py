@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from spmdzero.cli._calibrate import calibrate
 from spmdzero.cli._check import check
 from spmdzero.cli._convert import convert
 from spmdzero.cli._doctor import doctor
@@ -59,7 +60,7 @@ def _command(function: Callable[..., None]) -> None:
     app.command()(without_traceback)
 
 
-for _function in (check, explain, doctor, convert, inspect):
+for _function in (check, explain, calibrate, doctor, convert, inspect):
     _command(_function)
 # Arguments and options after the script's name are the script's; so are its exceptions.
 for _function in (run, launch):

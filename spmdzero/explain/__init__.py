@@ -9,6 +9,7 @@ from spmdzero.explain._aot import (
     require_tpu_compiler,
 )
 from spmdzero.explain._attention import AttentionUse
+from spmdzero.explain._calibration import CLASSES, SHORTEST, Calibrated, calibrated
 from spmdzero.explain._chips import CHIPS, Chip, Topology, slices_of
 from spmdzero.explain._explain import explain, explain_engine
 from spmdzero.explain._explanation import Explanation
@@ -24,8 +25,11 @@ from spmdzero.explain._without_data import made_up
 
 __all__ = [
     "CHIPS",
+    "CLASSES",
     "FLAG_SETS",
+    "SHORTEST",
     "AttentionUse",
+    "Calibrated",
     "Change",
     "Chip",
     "Compiled",
@@ -44,6 +48,7 @@ __all__ = [
     "Topology",
     "Verdict",
     "WaitingError",
+    "calibrated",
     "compile_for_tpu",
     "explain",
     "explain_engine",

@@ -20,7 +20,7 @@ from spmdzero.backend.replica._candidates import candidates
 from spmdzero.config import SpmdZeroConfig
 from spmdzero.engine import Engine, initialize
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.explain import _passes
+from spmdzero.explain import _calibration, _passes
 from spmdzero.explain._aot import require_tpu_compiler
 from spmdzero.explain._attention import attention_uses
 from spmdzero.explain._chips import Topology
@@ -215,6 +215,8 @@ def _topologies(names: Iterable[str], host_rate: float | None = None) -> list[To
             )
     if topologies:
         require_tpu_compiler()
+        # A file of one's own that can't be read is found out before minutes of compiling.
+        _calibration.current()
     return topologies
 
 

@@ -5,9 +5,13 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from pydantic import computed_field
+
 from spmdzero._display import Shown
 from spmdzero.backend import Work
-from spmdzero.explain._chips import Chip
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.explain._calibration import Calibrated, calibrated
+from spmdzero.explain._chips import Chip, Topology
 from spmdzero.explain._kinds import KINDS, kind_of
 from spmdzero.explain._timeline import Spent, timeline
 from spmdzero.hlo import Operation, operation_of, read_matmuls, read_schedule
@@ -92,6 +96,8 @@ class StepTime(Shown):
         modules: the step's time by the innermost module that traced it, forward or backward,
             longest first.
         dearest: the ten operations that take longest.
+        products: the part of `compiled` of operations with products of matrices; None in what was
+            written before this was kept.
         uncounted: number of fusions without an estimate of the compiler, such as gathers; their
             time counts as zero.
     """
@@ -116,6 +122,7 @@ class StepTime(Shown):
     host_exposed: float = 0.0
     model_flops: float | None = None
     not_counted: tuple[str, ...] = ()
+    products: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -127,6 +134,39 @@ class StepTime(Shown):
         """The part of the wire's time that other operations hide."""
         # Times that were summed in a different order differ in the last bit.
         return max(self.wire - self.exposed, 0.0)
+
+    @property
+    def classes(self) -> dict[str, float]:
+        """The seconds of each class that calibration corrects, see `explain.CLASSES`.
+
+        Products are of matrices, where they are no kernel; memory is what the compiler estimates
+        besides, which waits for memory; wire and host are what the chip waits
+        for, and hidden what it sends while it computes.
+        """
+        products = self.products
+        if products is None:
+            products = sum(k.seconds for k in self.kinds if k.name in ("attention", "matmul"))
+        return {
+            "products": products,
+            "memory": self.compiled - products,
+            "kernels": self.kernels,
+            "wire": self.exposed,
+            "hidden": self.hidden,
+            "host": self.host_exposed,
+        }
+
+    @computed_field
+    @property
+    def calibrated(self) -> Calibrated | None:
+        """The time on the scale of steps that were measured.
+
+        None if none was on such chips, or the step is shorter than 10 ms.
+        """
+        try:
+            generation = Topology.parse(self.target).chip.name
+        except SpmdZeroUsageError:
+            return None
+        return calibrated(self.classes, generation)
 
     @property
     def mfu(self) -> float | None:
@@ -189,6 +229,7 @@ def step_time(
         uncounted=sum(s.runs for s in spent if _is_uncounted(s)),
         model_flops=None if work is None or work.unknown else work.flops,
         not_counted=() if work is None else work.unknown,
+        products=sum(s.runs * s.compute for s in compiled if s.operation.products),
     )
 
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from spmdzero._display import page_of
-from spmdzero.explain import Share, StepTime, siblings
+from spmdzero.explain import SHORTEST, Share, StepTime, siblings
 from spmdzero.plan import sized
 from spmdzero.show._bar import Bar, Segment
 from spmdzero.show._page import Page, Part, Table
@@ -40,6 +40,7 @@ def _bar(time: StepTime) -> Bar:
             f"{sized(time.to_host)} to it at {rate(time.host_rate)} each way: "
             f"{milliseconds(time.host)}; the chip waits {milliseconds(time.host_exposed)}"
         )
+    notes.append(_on_the_scale(time))
     for why in time.not_counted:
         notes.append(f"the model's arithmetic is not counted: {why}")
     if time.uncounted:
@@ -56,6 +57,20 @@ def _bar(time: StepTime) -> Bar:
             for kind in time.kinds
         ],
         notes=notes,
+    )
+
+
+def _on_the_scale(time: StepTime) -> str:
+    found = time.calibrated
+    if found is None and time.seconds < SHORTEST:
+        return "shorter than 10 ms: what starts a program counts too, so it isn't calibrated"
+    if found is None:
+        return "no step was measured on such a chip: nothing tells how far off this estimate is"
+    low, high = milliseconds(found.low), milliseconds(found.high)
+    after = f": {found.note}" if found.note else ""
+    return (
+        f"on the scale of {found.rows_in_all} measured steps, {found.rows} of them on such chips: "
+        f"{milliseconds(found.seconds)}, {low} to {high} with a probability of 80 %{after}"
     )
 
 
@@ -123,6 +138,22 @@ def _dearest(time: StepTime) -> Table:
 def milliseconds(seconds: float) -> str:
     """The time in milliseconds, such as ``92.008 ms``."""
     return f"{1e3 * seconds:,.3f} ms"
+
+
+def calibrated(time: StepTime) -> str:
+    """The time on the scale of measured steps, such as ``calibrated 95.1 (82.0 to 110)``, or ""."""
+    found = time.calibrated
+    if found is None:
+        return ""
+    seconds, low, high = (short(1e3 * s) for s in (found.seconds, found.low, found.high))
+    return f"calibrated {seconds} ({low} to {high})"
+
+
+def short(number: float) -> str:
+    """A number with three digits."""
+    if number >= 100:
+        return f"{number:,.0f}"
+    return f"{number:.3g}" if number >= 0.1 or not number else f"{number:.2f}"
 
 
 def utilisation(time: StepTime) -> str:

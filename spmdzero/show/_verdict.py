@@ -7,7 +7,7 @@ from html import escape
 from spmdzero.explain import CHIPS, Explanation, StepTime, Verdict
 from spmdzero.plan import sized
 from spmdzero.show._bar import HUES, legend
-from spmdzero.show._time import rate, utilisation
+from spmdzero.show._time import calibrated, rate, short, utilisation
 
 _GOOD, _BAD, _NEITHER = "#3a9a5b", "#d64545", "#888888"
 _SAID = {True: "Fits", False: "Doesn't fit"}
@@ -84,7 +84,7 @@ class Card:
     @property
     def _sum(self) -> str:
         unit = sized(self.verdict.peak).split()[1]
-        parts = (f"{name} {_short(size / _UNITS[unit])}" for name, size in self._parts())
+        parts = (f"{name} {short(size / _UNITS[unit])}" for name, size in self._parts())
         return f"{self._memory} = {' + '.join(parts)}{'' if self.verdict.hbm_bytes else ' ' + unit}"
 
     def _parts(self) -> Iterator[tuple[str, int]]:
@@ -103,7 +103,11 @@ class Card:
             figures.append(f"Enough has {has}" if has else "No chip has as much")
         if self.time is not None:
             figures += [
-                f"{_short(1e3 * self.time.seconds)} ms a step",
+                ", ".join(
+                    filter(
+                        None, (f"{short(1e3 * self.time.seconds)} ms a step", calibrated(self.time))
+                    )
+                ),
                 self._rate(self.time),
                 utilisation(self.time),
             ]
@@ -122,14 +126,14 @@ class Card:
         """The rate in words, such as ``12,800 tokens/s a device, 102,400 in all``."""
         count, counted = self.work
         in_all = count / time.seconds if time.seconds else 0.0
-        return f"{_short(in_all / self.devices)} {counted}s/s a device, {_short(in_all)} in all"
+        return f"{short(in_all / self.devices)} {counted}s/s a device, {short(in_all)} in all"
 
     @property
     def _took(self) -> str:
         """How long a step waits for the host's memory, where that is known."""
         if self.time is None:
             return ""
-        waits = f"{_short(1e3 * self.time.host_exposed)} ms"
+        waits = f"{short(1e3 * self.time.host_exposed)} ms"
         return f", for which a step waits {waits} at {rate(self.time.host_rate)} each way"
 
     def _changes(self) -> Iterator[str]:
@@ -171,12 +175,6 @@ _NOTHING = (
     "No single change of these is known to be enough: a higher ZeRO stage, recomputation, fewer "
     "rows a device, more chips, another chip. Several together may be."
 )
-
-
-def _short(number: float) -> str:
-    if number >= 100:
-        return f"{number:,.0f}"
-    return f"{number:.3g}" if number >= 0.1 or not number else f"{number:.2f}"
 
 
 def cards(explanation: Explanation) -> Iterator[Card]:

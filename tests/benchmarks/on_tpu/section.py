@@ -10,6 +10,7 @@ from on_tpu import calibration, folder
 from on_tpu.cases import CALIBRATION, ROWS, SIZES, TITLES
 from on_tpu.reading import Figures, read
 from on_tpu.work import model_flops
+from spmdzero.explain import StepTime
 
 INTRODUCTION = """\
 libtpu compiles for chips that need not be here, and writes into each operation how many cycles it
@@ -24,6 +25,8 @@ expects of it. That is no measurement. It is the same count for everybody, so it
   links of the chip. One that is only started goes on until another operation ends it, and is
   hidden by those between.
 - **step ms**: cycles at the chip's clock, kernels and exposed wire. **ratio**: to spmdzero.
+- **calibrated ms**: on the [scale of measured steps](explain.md#a-calibrated-time), with its
+  interval. Tables written before 30 November 2026 have no such column.
 - **MFU**: the model's arithmetic (three forwards, causal attention half, nothing computed again; of
   images, which are data, the first layer twice) over what the chip could do in that time. **HFU**:
   all products that run, those that are computed again too.
@@ -74,17 +77,26 @@ def _flops(size: str, case: str) -> float:
 def _table(found: Sequence[Figures]) -> str:
     own = next((f.time.seconds for f in found if f.row == "ours" and f.time), None)
     rows = [_row(figures, own) for figures in found]
-    titles = ["", "step ms", "ratio", "M cycles", "kernels ms", "wire ms exposed of all"]
+    titles = [
+        "",
+        "step ms",
+        "calibrated ms",
+        "ratio",
+        "M cycles",
+        "kernels ms",
+        "wire ms exposed of all",
+    ]
     return markdown([*titles, "MFU", "HFU", "peak GiB", "compile s", "date, libtpu"], rows)
 
 
 def _row(figures: Figures, own: float | None) -> list[str]:
     title, time = ROWS[figures.row].title, figures.time
     if time is None:
-        return [title, figures.problem, *[""] * 9]
+        return [title, figures.problem, *[""] * 10]
     return [
         title,
         f"{1e3 * time.seconds:.2f}",
+        _calibrated(time),
         f"{time.seconds / own:.2f}" if own else "",
         f"{time.cycles / 1e6:.1f}",
         f"{1e3 * time.kernels:.2f}",
@@ -95,6 +107,15 @@ def _row(figures: Figures, own: float | None) -> list[str]:
         f"{figures.compile_seconds:.0f}",
         figures.compiled,
     ]
+
+
+def _calibrated(time: StepTime) -> str:
+    found = time.calibrated
+    return (
+        f"{1e3 * found.seconds:.0f} ({1e3 * found.low:.0f} to {1e3 * found.high:.0f})"
+        if found
+        else ""
+    )
 
 
 def time_share(share: float) -> str:
