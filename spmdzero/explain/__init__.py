@@ -1,11 +1,13 @@
 """Explains a training step as compilers, also the TPU's, compile it: memory, traffic, limits."""
 
 from spmdzero.backend import FLAG_SETS
+from spmdzero.explain._ahead import StepAhead, trace_ahead
 from spmdzero.explain._aot import (
     Compiled,
     CompilerMemory,
     WaitingError,
     compile_for_tpu,
+    require_slice,
     require_tpu_compiler,
 )
 from spmdzero.explain._attention import AttentionUse
@@ -14,12 +16,14 @@ from spmdzero.explain._chips import CHIPS, Chip, Topology, slices_of
 from spmdzero.explain._explain import explain, explain_engine
 from spmdzero.explain._explanation import Explanation
 from spmdzero.explain._fit import StageFit, TargetMemory
+from spmdzero.explain._kept import keeping_programs
 from spmdzero.explain._moves import Moves, ProgramLedger
 from spmdzero.explain._of_a_run import FirstStep
 from spmdzero.explain._recompute import fit_recompute
 from spmdzero.explain._refused_scatters import RefusedScatter
 from spmdzero.explain._roofline import Roofline
 from spmdzero.explain._time import DearOperation, Share, StepTime, siblings, step_time
+from spmdzero.explain._twin import hollow
 from spmdzero.explain._verdict import Change, Verdict
 from spmdzero.explain._without_data import made_up
 
@@ -43,6 +47,7 @@ __all__ = [
     "Roofline",
     "Share",
     "StageFit",
+    "StepAhead",
     "StepTime",
     "TargetMemory",
     "Topology",
@@ -53,9 +58,13 @@ __all__ = [
     "explain",
     "explain_engine",
     "fit_recompute",
+    "hollow",
+    "keeping_programs",
     "made_up",
+    "require_slice",
     "require_tpu_compiler",
     "siblings",
     "slices_of",
     "step_time",
+    "trace_ahead",
 ]

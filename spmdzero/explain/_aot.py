@@ -9,14 +9,14 @@ import re
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from spmdzero.backend import current
 from spmdzero.backend import flags as own_flags
 from spmdzero.errors import SpmdZeroRuntimeError, SpmdZeroUsageError
-from spmdzero.explain import _passes
+from spmdzero.explain import _kept, _passes
 from spmdzero.explain._chips import CHIPS, Topology
 
 _CHILD = Path(__file__).with_name("_aot_child.py")
@@ -111,6 +111,20 @@ def require_tpu_compiler() -> None:
         )
 
 
+def require_slice(topology: Topology) -> None:
+    """Checks that libtpu knows a slice, which takes seconds.
+
+    Raises:
+        SpmdZeroRuntimeError: libtpu is missing, or it has no such slice.
+        SpmdZeroUsageError: see `require_tpu_compiler`.
+    """
+    require_tpu_compiler()
+    with tempfile.TemporaryDirectory() as folder:
+        _order(Path(folder), None, _request(topology, None), name=topology.name)
+        _passes.compile_one(Path(folder))
+        _read(Path(folder), topology)
+
+
 def compile_for_tpu(
     program: bytes, topology: Topology, *, flags: Mapping[str, str] | None = None
 ) -> Compiled:
@@ -129,22 +143,22 @@ def compile_for_tpu(
         WaitingError: this process is a pass of `_passes`, and the program wasn't compiled before.
     """
     require_tpu_compiler()
-    request = {
-        "topology": topology.slice_name,
-        "slices": topology.slices,
-        "cores": topology.chip.cores,
-        "devices": topology.devices,
-        "flags": {**_LEAN, **(own_flags.ALWAYS if flags is None else flags)},
-    }
+    request = _request(topology, flags)
     hint = _OF_THE_SET if set(flags or ()) - set(own_flags.ALWAYS) else ""
     between = os.environ.get(_passes.FOLDER)
+    told = json.dumps(request, sort_keys=True)
     if between is None:
+        key = hashlib.sha256(program + f"{told}{_kept.versions()}".encode()).hexdigest()
+        kept = _kept.known(key)
+        if kept is not None:
+            return Compiled(memory=CompilerMemory(**kept.pop("memory")), **kept)
         with tempfile.TemporaryDirectory() as folder:
             _order(Path(folder), program, request, name=topology.name)
             _passes.compile_one(Path(folder))
-            return _read(Path(folder), topology, hint=hint)
-    told = json.dumps(request, sort_keys=True).encode()
-    folder = Path(between, hashlib.sha256(program + told).hexdigest())
+            made = _read(Path(folder), topology, hint=hint)
+        _kept.remember(key, asdict(made))
+        return made
+    folder = Path(between, hashlib.sha256(program + told.encode()).hexdigest())
     if not folder.exists():
         folder.mkdir()
         _order(folder, program, request, name=topology.name)
@@ -152,9 +166,20 @@ def compile_for_tpu(
     return _read(folder, topology, hint=hint)
 
 
-def _order(folder: Path, module: bytes, request: dict[str, Any], *, name: str) -> None:
+def _request(topology: Topology, flags: Mapping[str, str] | None) -> dict[str, Any]:
+    return {
+        "topology": topology.slice_name,
+        "slices": topology.slices,
+        "cores": topology.chip.cores,
+        "devices": topology.devices,
+        "flags": {**_LEAN, **(own_flags.ALWAYS if flags is None else flags)},
+    }
+
+
+def _order(folder: Path, module: bytes | None, request: dict[str, Any], *, name: str) -> None:
     files = {file: str(folder / file) for file in ("module", "hlo")}
-    (folder / "module").write_bytes(module)
+    if module is not None:
+        (folder / "module").write_bytes(module)
     (folder / "request").write_text(json.dumps({**request, **files}))
     environment = {**os.environ, **_ENVIRONMENT}
     # XLA_FLAGS are for this process's XLA; jaxlib's XLA aborts on a flag that it doesn't know.
@@ -188,6 +213,8 @@ def _read(folder: Path, topology: Topology, *, hint: str = "") -> Compiled:
     result = json.loads((folder / "result").read_text())
     if "refused" in result:
         raise SpmdZeroRuntimeError(_refused(topology, result["refused"]))
+    if "known" in result:
+        return Compiled(hlo=None, memory=CompilerMemory(arguments=None, peak=0))
     if "exhausted" in result:
         used = _USED.search(result["exhausted"])
         if used is None:

@@ -7,6 +7,7 @@ the memory of a compilation is freed when the process ends.
 """
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,16 @@ from jax.experimental import topologies
 
 def main(request_path: str, result_path: str) -> None:
     """Reads the request, compiles, writes the result; a failure gives a traceback and status 1."""
+    # Python's own handler waits until the compiler returns, which takes minutes.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     request = json.loads(Path(request_path).read_text())
     try:
         devices = devices_of(request)
     except xla_client.XlaRuntimeError as error:
         Path(result_path).write_text(json.dumps({"refused": str(error)}))
+        return
+    if not Path(request["module"]).exists():
+        Path(result_path).write_text(json.dumps({"known": True}))
         return
     module = without_the_cpus(Path(request["module"]).read_bytes())
     build = options([d.id for d in devices], flags=request["flags"])

@@ -1,5 +1,6 @@
 """Explaining a model under a config, or a live engine."""
 
+import contextlib
 import copy
 import dataclasses
 import gc
@@ -150,7 +151,12 @@ def explain_engine(
 
 
 def explain_traced(
-    engine: Engine, programs: tuple[TracedProgram, ...], topology: Topology, batch: Batch
+    engine: Engine,
+    programs: tuple[TracedProgram, ...],
+    topology: Topology,
+    batch: Batch,
+    *,
+    quietly: bool = False,
 ) -> Explanation:
     """Explains a step of an engine that trains nothing: its programs, traced for a TPU.
 
@@ -159,6 +165,7 @@ def explain_traced(
         programs: of one step, traced for `topology`.
         topology: the chips.
         batch: the inputs of a forward.
+        quietly: whether no progress is shown, as of programs that are known already.
 
     Raises:
         SpmdZeroRuntimeError: libtpu is missing, or the compiler failed.
@@ -166,7 +173,11 @@ def explain_traced(
     audit = AuditReport(findings=(), steps=0, programs=())
     there = {topology.name: ForTpu(programs=programs, attention=engine.attention)}
     found = _Traced(engine=engine, programs=programs, audit=audit, for_tpu=there)
-    with shown(len(programs)) as step:
+
+    def silent(_: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    with contextlib.nullcontext(silent) if quietly else shown(len(programs)) as step:
         own = found.compiled_on([topology], step)
     return _put_together(found, {engine.plan.stage: own}, batch, [topology])
 

@@ -49,7 +49,7 @@ def traced_for_tpu(model: nn.Module, config: Mapping[str, Any], batch: Batch) ->
     Raises:
         SpmdZeroError: the step can't be traced without data.
     """
-    return _traced(lambda: _hollow(model), config, _for_tpu(batch))
+    return _traced(lambda: hollow(model), config, _for_tpu(batch))
 
 
 def on_each_torus(
@@ -152,7 +152,7 @@ def on_twin(
 
     with _unharmed():
         return _traced(
-            lambda: _hollow(engine.module), config, read, trained=trained, platform=platform
+            lambda: hollow(engine.module), config, read, trained=trained, platform=platform
         )
 
 
@@ -170,7 +170,7 @@ def on_hollow(
         SpmdZeroError: the step can't be traced without data.
     """
     with _unharmed():
-        return _traced(lambda: _hollow(model), config, read, platform=None)
+        return _traced(lambda: hollow(model), config, read, platform=None)
 
 
 def _policy_of(engine: Engine) -> Any:
@@ -199,7 +199,7 @@ def _traced(
         gc.collect()
 
 
-def _hollow(module: nn.Module) -> nn.Module:
+def hollow(module: nn.Module) -> nn.Module:
     """A copy on the meta device, with the same tied tensors."""
     copies: dict[int, Any] = {}
     for tensor in [*module.parameters(), *module.buffers()]:

@@ -13,7 +13,7 @@ from torch import nn
 
 import spmdzero
 from spmdzero import Explanation, SpmdZeroUsageError, replicated
-from spmdzero.explain import ProgramLedger
+from spmdzero.explain import ProgramLedger, Topology, trace_ahead
 from spmdzero.explain._without_data import with_values
 from tests.support import contract
 from tests.support.processes import environment, run_python
@@ -239,3 +239,27 @@ def test_the_example_has_7_billion_parameters() -> None:
         model = llama_7b()
     assert sum(p.numel() for p in model.parameters()) == 6_738_415_616
     assert Path(ROOT, "examples/llama_7b.json").is_file()
+
+
+class Looks(nn.Module):
+    """Reads a value of its input, of which there is one, before it uses the input again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(64, 32), nn.Linear(32, 64)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        made = self.head(self.embed(tokens))
+        steps = tokens[:, 1:] - tokens[:, :-1]
+        if not (steps.cumsum(-1)[:, -1] == 0).all():
+            raise ValueError("the rows are packed")
+        return nn.functional.cross_entropy(made.flatten(0, 1), tokens.flatten())
+
+
+def test_what_a_forward_reads_takes_no_memory_of_what_is_still_to_be_traced(mesh: object) -> None:
+    # transformers reads positions so in each forward: the second micro-batch found none.
+    with torch.device("meta"):
+        model = Looks()
+    topology = Topology.parse("v5e:2x4")
+    step = trace_ahead(model, CONFIG, torch.zeros(8, 16, dtype=torch.long), topology)
+    assert [program.kind for program in step.programs] == ["micro", "boundary"]

@@ -433,7 +433,7 @@ def _are_same(olds: Iterable[Any], news: Iterable[Any], *, depth: int) -> bool:
 
 
 def _parts(call: Any) -> tuple[Any, ...]:
-    """What decides a function without variables of others, or a partial call."""
+    """The parts that decide a function without variables of others, or a partial call."""
     if isinstance(call, functools.partial):
         return call.func, call.args, call.keywords
     fixed = call.__defaults__, call.__kwdefaults__, call.__dict__

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from spmdzero.backend._interrupts import held
 from spmdzero.backend._quiet import without_gloos_lines
+from spmdzero.backend._traced import is_tracing_only
 from spmdzero.backend.hosts._watching import note_joint, note_started, waiting
 from spmdzero.backend.jax._versions import lowered_for, wide_numbers
 from spmdzero.backend.jax.graph._blame import UnloweredError, blamed
@@ -264,7 +265,8 @@ def _start(roots: Sequence[Value], *, donate: bool) -> None:
     wanted = [root for root in unique.values() if root.node is not None]
     if not wanted:
         return
-    ready = arranged(wanted, compilations.mesh, donate=donate)
+    # Operations on tensors without data stay pending, and may need what no tensor holds any more.
+    ready = arranged(wanted, compilations.mesh, donate=donate and not is_tracing_only())
     wanted = [wanted[place] for place in ready.order]
     try:
         program, arrays = compiled(ready)
