@@ -39,6 +39,7 @@ from spmdzero.inspect import (
 )
 from spmdzero.plan import ShardingPlan
 from spmdzero.profiling import profile
+from spmdzero.search import TrainingPlan, plan_for
 
 __all__ = [
     "AuditError",
@@ -63,6 +64,7 @@ __all__ = [
     "SpmdZeroError",
     "SpmdZeroRuntimeError",
     "SpmdZeroUsageError",
+    "TrainingPlan",
     "accelerator",
     "add_config_arguments",
     "audit",
@@ -78,6 +80,7 @@ __all__ = [
     "log_dist",
     "logger",
     "measure",
+    "plan_for",
     "profile",
     "record_ledgers",
     "replicated",

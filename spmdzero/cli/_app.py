@@ -19,6 +19,7 @@ from spmdzero.cli._doctor import doctor
 from spmdzero.cli._explain import explain
 from spmdzero.cli._inspect import inspect
 from spmdzero.cli._launch import launch
+from spmdzero.cli._plan import plan
 from spmdzero.cli._run import run
 from spmdzero.errors import SpmdZeroError
 
@@ -60,7 +61,7 @@ def _command(function: Callable[..., None]) -> None:
     app.command()(without_traceback)
 
 
-for _function in (check, explain, calibrate, doctor, convert, inspect):
+for _function in (check, explain, plan, calibrate, doctor, convert, inspect):
     _command(_function)
 # Arguments and options after the script's name are the script's; so are its exceptions.
 for _function in (run, launch):

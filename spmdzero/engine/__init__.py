@@ -10,7 +10,7 @@ from spmdzero.engine._launching import RepeatedRows, StepGraph
 from spmdzero.engine._loss import find_loss, inputs_of
 from spmdzero.engine._offers import offers
 from spmdzero.engine._parameter import ZeroParameter, release, trained_parameter
-from spmdzero.engine._plan_of import mesh_of
+from spmdzero.engine._plan_of import mesh_of, plan_of
 from spmdzero.engine._programs import Call, Compilation, changed_calls
 from spmdzero.engine._setup import start_devices
 from spmdzero.engine._tensor_axis import ask_for_size, with_mpus_size
@@ -39,6 +39,7 @@ __all__ = [
     "inputs_of",
     "mesh_of",
     "offers",
+    "plan_of",
     "release",
     "start_devices",
     "trained_parameter",

@@ -56,6 +56,13 @@ def fuse_causal_lm_losses(module: nn.Module) -> None:
         model.forward = types.MethodType(wrapped, model)
 
 
+def fuses_losses(module: nn.Module) -> bool:
+    """Whether `fuse_causal_lm_losses` is for `module`: it holds such a model, with a plain head."""
+    models: list[Any] = [each for each in module.modules() if _is_causal_lm(each)]
+    heads = [model.get_output_embeddings() for model in models]
+    return bool(heads) and all(type(head) is nn.Linear for head in heads)
+
+
 def _is_causal_lm(module: Any) -> bool:
     # Ask its class: a wrapper, as peft's, answers with the attributes of the wrapped model.
     if not hasattr(type(module), "set_output_embeddings") or not hasattr(type(module), _OWN_LOSS):

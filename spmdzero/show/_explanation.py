@@ -39,11 +39,12 @@ def together(explanations: Sequence[Explanation], *, told: Sequence[tuple[str, s
     about = About("spmdzero explain", [*told, ("model", first.model), ("targets", targets)])
     verdicts = [card for e in explanations for card in cards(e)]
     config = Folded("The config", (Source(json.dumps(first.config, indent=2)),))
-    answers = [part for explanation in explanations for part in _parts(explanation)]
+    answers = [part for explanation in explanations for part in explanation_parts(explanation)]
     return Page((about, *verdicts, *answers, config), title=f"spmdzero explain: {targets}")
 
 
-def _parts(explanation: Explanation) -> Iterator[Part]:
+def explanation_parts(explanation: Explanation) -> Iterator[Part]:
+    """Yields the answers of an explanation, below their questions."""
     micro = explanation.accumulation
     counted = f"{explanation.counted}{'s' * (explanation.tokens != 1)}"
     heading = (

@@ -140,6 +140,36 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Verbatim:
+    """Lines that a reader copies: a JSON, a command."""
+
+    lines: str
+
+    def text(self) -> str:
+        """The lines, unchanged."""
+        return self.lines
+
+    def html(self) -> str:
+        """The lines, unchanged."""
+        return Source(self.lines).html()
+
+
+@dataclass(frozen=True)
+class InHtml:
+    """A part that is too long for a terminal, and is shown in HTML only."""
+
+    part: Part
+
+    def text(self) -> str:
+        """An empty string."""
+        return ""
+
+    def html(self) -> str:
+        """The part."""
+        return self.part.html()
+
+
+@dataclass(frozen=True)
 class About:
     """The subject of a page, which is shown in HTML only: text appears below the command."""
 

@@ -1,0 +1,378 @@
+"""Finds the quickest way to train: many by an estimate, some by the compiler, the best whole."""
+
+import contextlib
+import copy
+import gc
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+from torch import nn
+
+from spmdzero.errors import SpmdZeroError
+from spmdzero.explain import Explanation, StepAhead, Topology, trace_ahead
+from spmdzero.plan import sized
+from spmdzero.search._asked import Asked
+from spmdzero.search._knobs import Blocks, Candidate
+from spmdzero.search._learnt import Seen, predicted
+from spmdzero.search._model import Forward
+from spmdzero.search._rough import Estimate, Rough
+
+logger = logging.getLogger("spmdzero")
+
+PREFIX = "plan: "
+"""What the search's lines of the log begin with."""
+
+# More blocks than this, if they are compiled one by one, are looked at by two and four of them
+# first. Of fewer the whole takes hardly longer: libtpu compiles equal operations once.
+_MANY_BLOCKS = 16
+_FEW, _MORE = 2, 4
+# Candidates that were seen by some of their blocks and are compiled whole.
+_FINALISTS = 3
+# A candidate whose expected peak is nearer to the chip's memory than this is expected not to fit.
+_MARGIN = 0.97
+# What is expected to take longer than the best by this factor is not compiled: an expected time is
+# off by a tenth.
+_WORTH = 1.1
+# The share of a step that the chip waits for the wire, from which on flags are tried that hide it.
+_WORTH_FLAGS = 0.1
+# Expected times that differ by less than this share are about equal.
+_EQUAL = 0.02
+_AT_ONCE, _LARGE = 2, 8_000_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A candidate as the compiler sees it.
+
+    Attributes:
+        candidate: what was compiled.
+        seconds: of a step; None if it doesn't fit, or was refused.
+        peak: bytes of a device; 0 if it was refused. Where what rests between steps has no room,
+            nothing is compiled, and they are these.
+        fits: whether the peak is within the chip's memory.
+        explanation: of the whole step; None where only some blocks were compiled.
+        refused: why it can't be, "" if it can.
+        off: the seconds of the whole over those that two and four blocks had said; None unless both
+            are known.
+    """
+
+    candidate: Candidate
+    seconds: float | None = None
+    peak: int = 0
+    fits: bool = False
+    explanation: Explanation | None = None
+    refused: str = ""
+    off: float | None = None
+
+
+@dataclass(kw_only=True)
+class Found:
+    """The state of a search, finished or not.
+
+    Attributes:
+        ways: number of candidates.
+        fitting: number of those that fit by the estimate.
+        trials: what was compiled, in this order.
+        own: the candidate that the user's JSON is; None if the config refuses it.
+        stopped: why the search ended.
+        notes: what was not tried.
+        refused: why a candidate can't be -> the first such candidate.
+    """
+
+    ways: int = 0
+    fitting: int = 0
+    trials: list[Trial] = field(default_factory=list)
+    own: Candidate | None = None
+    stopped: str = ""
+    notes: list[str] = field(default_factory=list)
+    refused: Mapping[str, Candidate] = field(default_factory=dict)
+
+    @property
+    def ranked(self) -> list[Trial]:
+        """All that fits, the quickest first; of one candidate the whole step only."""
+        latest = {trial.candidate: trial for trial in self.trials if trial.fits}
+        return sorted(latest.values(), key=lambda t: (t.seconds or 0.0, t.candidate.plainness))
+
+
+class Funnel:
+    """Searches one slice.
+
+    Args:
+        model: on the meta device.
+        asked: what the user wrote.
+        topology: the slice.
+        forward: of the model.
+        candidates: all ways to train.
+        estimate: estimates one of them.
+        own: the user's JSON.
+        programs: the most programs to compile before the finalists.
+    """
+
+    def __init__(
+        self, *, model: nn.Module, asked: Asked, topology: Topology, forward: Forward,
+        candidates: list[Candidate], estimate: Estimate, own: Candidate, programs: int,
+    ) -> None:  # fmt: skip
+        self._model, self._asked, self._topology = model, asked, topology
+        self._blocks = forward.blocks
+        self._candidates, self._estimate = candidates, estimate
+        self._programs, self._spent, self._took = programs, 0, list[float]()
+        self._rough: dict[Candidate, Rough] = {}
+        self._refused: list[Candidate] = []
+        self.seen: list[Seen] = []
+        """What was compiled beside its estimate."""
+        self.found = Found(ways=len(candidates), own=own)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        # Of a large model one compilation takes gigabytes of this machine's memory.
+        self._at_once = 1 if parameters >= _LARGE else _AT_ONCE
+
+    def run(self) -> Found:
+        """Searches until the programs are spent, nothing better is expected, or Ctrl-C."""
+        try:
+            with _only_our_lines():
+                self._estimate_all()
+                self._compile()
+                self._compile_finalists()
+                self._try_flags()
+        except KeyboardInterrupt:
+            self.found.stopped = "it was interrupted: this is the best so far"
+        self.found.refused = self._estimate.refused
+        return self.found
+
+    def _estimate_all(self) -> None:
+        begin = time.monotonic()
+        for candidate in self._candidates:
+            rough = self._estimate(candidate)
+            if rough is not None:
+                self._rough[candidate] = rough
+        if self.found.own not in self._rough:
+            self.found.own = None
+        self.found.fitting = sum(self._expected_to_fit(r) for r in self._rough.values())
+        self._say(
+            f"{self.found.ways:,} ways to train, of which "
+            f"{self.found.fitting:,} fit by the plan's bytes, in {time.monotonic() - begin:.1f} s"
+        )
+
+    def _say(self, line: str) -> None:
+        logger.info("%s%s: %s", PREFIX, self._topology.name, line)
+
+    def _expected_to_fit(self, rough: Rough) -> bool:
+        return rough.states + rough.rest <= _MARGIN * self._topology.chip.hbm_bytes
+
+    def _compile(self) -> None:
+        """Compiles in rounds: what a round says decides the next, so that each search is equal."""
+        asked: set[Candidate] = set()
+        with ThreadPoolExecutor(self._at_once) as pool:
+            try:
+                while True:
+                    together: list[tuple[_Running, Future[None]]] = []
+                    while len(together) < self._at_once:
+                        candidate = self._next(asked)
+                        if candidate is None:
+                            break
+                        asked.add(candidate)
+                        begun = self._begin(candidate)
+                        if begun is not None:
+                            together.append((begun, pool.submit(begun.compile)))
+                    if not together:
+                        return
+                    for begun, future in together:
+                        self._end(begun, future)
+            except KeyboardInterrupt:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _next(self, asked: set[Candidate]) -> Candidate | None:
+        """The candidate that is expected to be quickest; None if the search is over."""
+        if self._spent >= self._programs:
+            self.found.stopped = f"{self._programs} programs were compiled (--programs)"
+            return None
+        own = self.found.own
+        if own is not None and own not in asked:
+            if self._rough[own].states <= self._topology.chip.hbm_bytes:
+                return own
+            # What rests between steps is the plan's own sum, and needs no compiler.
+            asked.add(own)
+            self.found.trials.append(Trial(candidate=own, peak=self._rough[own].states))
+        expected = {
+            candidate: predicted(candidate, rough, self.seen, refused=self._refused)
+            for candidate, rough in self._rough.items()
+            if candidate not in asked
+        }
+        fitting = {c: r for c, r in expected.items() if self._expected_to_fit(r)}
+        if not fitting:
+            if self.found.ranked or not expected:
+                self.found.stopped = "nothing else is expected to fit"
+                return None
+            # What is nearest to fitting tells whether anything does.
+            return min(expected, key=lambda c: expected[c].states + expected[c].rest)
+        # Of those that are expected to be about equal the plainest is tried, not each.
+        best = min(
+            fitting, key=lambda c: (round(math.log(fitting[c].seconds) / _EQUAL), c.plainness)
+        )
+        ranked = self.found.ranked
+        if ranked and fitting[best].seconds > _WORTH * (ranked[0].seconds or 0.0):
+            self.found.stopped = "no other way is expected to be quicker"
+            return None
+        return best
+
+    def _begin(self, candidate: Candidate, *, whole: bool = False) -> "_Running | None":
+        """Traces a candidate; None if it is refused, which is noted."""
+        counts: tuple[int | None, ...] = (None,)
+        many = self._blocks.count > _MANY_BLOCKS and not candidate.scan and not candidate.kept
+        if many and not whole:
+            counts = (_FEW, _MORE)
+        config = self._asked.config_of(candidate.keys(blocks=self._blocks))
+        replicas = self._topology.devices // (candidate.sequence * candidate.tensor)
+        batch = self._asked.batch_of(candidate.rows * replicas)
+        try:
+            steps = [
+                trace_ahead(self._cut(count), config, batch, self._topology) for count in counts
+            ]
+        except Exception as error:
+            # The user's own code runs here, also in ways in which he hasn't run it.
+            self._refuse(candidate, error)
+            return None
+        self._spent += sum(len(step.programs) for step in steps)
+        self._say(
+            f"compiling {candidate.words()}"
+            + (f" by {_FEW} and {_MORE} of {self._blocks.count} blocks" if len(steps) > 1 else "")
+        )
+        return _Running(candidate=candidate, steps=steps, begin=time.monotonic())
+
+    def _cut(self, count: int | None) -> nn.Module:
+        return self._model if count is None else cut(self._model, self._blocks, count)
+
+    def _refuse(self, candidate: Candidate, error: Exception) -> None:
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        self.found.trials.append(Trial(candidate=candidate, refused=said))
+        self._say(f"{candidate.words()} can't be: {said}")
+        self._refused.append(candidate)
+        gc.collect()
+
+    def _end(self, running: "_Running", future: "Future[None]") -> None:
+        try:
+            future.result()
+            explained = [step.explained() for step in running.steps]
+        except (SpmdZeroError, RuntimeError) as error:
+            self._refuse(running.candidate, error)
+            return
+        trial = self._trial(running.candidate, explained)
+        self.found.trials.append(trial)
+        self.seen.append(
+            Seen(candidate=trial.candidate, rough=self._rough[trial.candidate],
+                 seconds=trial.seconds, peak=trial.peak)
+        )  # fmt: skip
+        self._took.append(time.monotonic() - running.begin)
+        running.steps.clear()
+        gc.collect()
+        self._say(f"{self._words(trial)}{self._left()}")
+
+    def _trial(self, candidate: Candidate, explained: list[Explanation]) -> Trial:
+        room = self._topology.chip.hbm_bytes
+        peaks = [each.verdicts[0].peak for each in explained]
+        times = [each.times[0].seconds if each.times else None for each in explained]
+        if len(explained) == 1:
+            fits = explained[0].verdicts[0].fits is True and times[0] is not None
+            return Trial(candidate=candidate, seconds=times[0], peak=peaks[0], fits=fits,
+                         explanation=explained[0])  # fmt: skip
+        peak = round(self._line(peaks[0], peaks[1]))
+        fits = peak <= room and None not in times
+        seconds = self._line(times[0], times[1]) if fits else None  # type: ignore[bad-argument-type]
+        return Trial(candidate=candidate, seconds=seconds, peak=peak, fits=fits)
+
+    def _line(self, few: float, more: float) -> float:
+        """The figure of all blocks, on the line through those of few and of more."""
+        return few + (more - few) / (_MORE - _FEW) * (self._blocks.count - _FEW)
+
+    def _words(self, trial: Trial) -> str:
+        if not trial.fits:
+            return f"{trial.candidate.words()} doesn't fit: {sized(trial.peak)}"
+        best = self.found.ranked[0]
+        assert trial.seconds is not None
+        assert best.seconds is not None
+        return (
+            f"{1e3 * trial.seconds:,.2f} ms a step, {sized(trial.peak)}: {trial.candidate.words()}"
+            f"; the best so far {1e3 * best.seconds:,.2f} ms"
+        )
+
+    def _left(self) -> str:
+        left = max(self._programs - self._spent, 0)
+        if not left or not self._took:
+            return ""
+        each = sum(self._took) / len(self._took) / self._at_once
+        return f"; {left} programs are left, about {left * each:,.0f} s"
+
+    def _compile_finalists(self) -> None:
+        """Compiles whole what was seen by some of its blocks, of the best three."""
+        for trial in self.found.ranked[:_FINALISTS]:
+            if trial.explanation is None:
+                self._compile_whole(trial.candidate)
+                latest = self.found.trials[-1]
+                if latest.seconds is not None and trial.seconds is not None:
+                    self.found.trials[-1] = replace(latest, off=latest.seconds / trial.seconds)
+
+    def _try_flags(self) -> None:
+        """Compiles the best with its generation's flags, where they have something to hide.
+
+        They have the wire run beside compute, and take several times as long to compile.
+        """
+        best = next(iter(self.found.ranked), None)
+        if best is None or best.explanation is None or "spmd.xla_flags" in self._asked.kept:
+            return
+        time = best.explanation.times[0]
+        flagged = replace(best.candidate, flags="auto")
+        share = time.exposed / time.seconds
+        if share > _WORTH_FLAGS:
+            self._rough[flagged] = self._rough[best.candidate]
+            self._compile_whole(flagged)
+        elif time.exposed:
+            self.found.notes.append(
+                f'The chip waits {100 * share:.1f} % of the step for the wire, of which "spmd": '
+                '{"xla_flags": "auto"} may hide a part. That was not tried, as it takes several '
+                "times as long to compile."
+            )
+
+    def _compile_whole(self, candidate: Candidate) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            begun = self._begin(candidate, whole=True)
+            if begun is not None:
+                self._end(begun, pool.submit(begun.compile))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Running:
+    """A candidate that is being compiled: whole, or by some of its blocks."""
+
+    candidate: Candidate
+    steps: list[StepAhead]
+    begin: float
+
+    def compile(self) -> None:
+        for step in self.steps:
+            step.compile()
+
+
+@contextlib.contextmanager
+def _only_our_lines() -> Iterator[None]:
+    """Context in which the log has the search's lines, and not those of each engine."""
+
+    def ours(record: logging.LogRecord) -> bool:
+        return record.levelno > logging.INFO or record.getMessage().startswith(PREFIX)
+
+    logger.addFilter(ours)
+    try:
+        yield
+    finally:
+        logger.removeFilter(ours)
+
+
+def cut(model: nn.Module, blocks: Blocks, count: int) -> nn.Module:
+    """A copy of a model on the meta device with only the first `count` of its blocks."""
+    copied = copy.deepcopy(model)
+    row = copied.get_submodule(blocks.name)
+    del row[count:]  # type: ignore[unsupported-operation]
+    return copied

@@ -1,0 +1,224 @@
+"""Counts a forward's products, and what it keeps for backward, on the meta device."""
+
+import collections
+import contextlib
+import copy
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from spmdzero.backend import map_tensors
+from spmdzero.backend.replica._candidates import candidates
+from spmdzero.config import load_config
+from spmdzero.engine import inputs_of
+from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.nn._causal_lm import fuses_losses
+from spmdzero.precision import PrecisionPolicy
+from spmdzero.search._asked import Asked
+from spmdzero.search._knobs import ROWS, Blocks
+
+# Rows of the forward that is looked at: a norm over rows has none to compare one with.
+_ROWS = 2
+_FEWEST_BLOCKS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forward:
+    """The forward of one row, bytes and operations.
+
+    Attributes:
+        blocks: the longest row of equal blocks.
+        flops: operations of all matrix products.
+        block_flops: those of them in the blocks.
+        kept: bytes that autograd keeps for backward outside of the blocks.
+        block_kept: bytes that it keeps in all blocks together.
+        block_inputs: bytes of the inputs of all blocks together.
+        logits: those of `kept` of which a row has as many numbers as the head has words.
+        pairs: bytes of attention's weights of all pairs, which a kernel never holds.
+        fuses: whether the model's loss can be computed without logits.
+    """
+
+    blocks: Blocks
+    flops: float
+    block_flops: float
+    kept: float
+    block_kept: float
+    block_inputs: float
+    logits: float
+    pairs: float
+    fuses: bool
+
+
+def seen_forward(model: nn.Module, asked: Asked) -> Forward:
+    """Runs the forward of a model on the meta device, and counts.
+
+    Args:
+        model: on the meta device; it stays as it is.
+        asked: what the user wrote.
+
+    Raises:
+        SpmdZeroUsageError: the forward doesn't run on the meta device.
+    """
+    dtype = PrecisionPolicy.from_config(load_config({**asked.config, ROWS: 1})).parameter
+    return _seen(copy.deepcopy(model).to(dtype), asked)
+
+
+def _seen(model: nn.Module, asked: Asked) -> Forward:
+    # transformers asks tensors without values whether they have any, and knows torch's own kind.
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    args, kwargs = map_tensors(
+        inputs_of(asked.batch_of(_ROWS)), lambda _, tensor: mode.from_tensor(tensor)
+    )
+    rows = collections.Counter(c.series for c in candidates(model, fewest=_FEWEST_BLOCKS).values())
+    longest = max(rows, key=rows.__getitem__, default=None)
+    own = {
+        key: found for key, found in candidates(model, fewest=_FEWEST_BLOCKS).items()
+        if found.series == longest
+    }  # fmt: skip
+    name = next((found.name for found in own.values()), "")
+    parameters = [mode.from_tensor(parameter) for parameter in model.parameters()]
+    watch = _Watch(model, own, parameters)
+    # It logs what an operation refuses at length, and the error below says it.
+    torchs = logging.getLogger("torch._subclasses.fake_tensor")
+    loud, torchs.disabled = torchs.disabled, True
+    try:
+        with mode, watch.watching():
+            model(*args, **kwargs)
+    except Exception as error:
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise SpmdZeroUsageError(
+            f"the forward of {type(model).__name__} doesn't run on the meta device, where tensors "
+            f"have shapes and no values, with inputs of {_ROWS} rows: {said[0]}. A step that is "
+            "planned is never run, so a forward that reads values of its tensors can't be planned"
+        ) from error
+    finally:
+        torchs.disabled = loud
+    outputs = _vocabulary(model, own)
+    logits = sum(size for shape, size in watch.outside if shape and shape[-1] == outputs)
+    return Forward(
+        blocks=Blocks(name=name, count=len(own)),
+        flops=watch.flops / _ROWS,
+        block_flops=watch.block_flops / _ROWS,
+        kept=sum(size for _, size in watch.outside) / _ROWS,
+        block_kept=watch.block_kept / _ROWS,
+        block_inputs=watch.block_inputs / _ROWS,
+        logits=logits / _ROWS,
+        pairs=watch.pairs / _ROWS,
+        fuses=fuses_losses(model),
+    )
+
+
+def _vocabulary(model: nn.Module, blocks: Mapping[int, Any]) -> int:
+    """Outputs of the widest linear layer outside of blocks, which a head is."""
+    inside = {
+        id(part) for block in model.modules() if id(block) in blocks for part in block.modules()
+    }
+    linear = (m for m in model.modules() if isinstance(m, nn.Linear) and id(m) not in inside)
+    return max((m.out_features for m in linear), default=0)
+
+
+class _Watch:
+    """Counts what a forward does, in its blocks and outside."""
+
+    def __init__(
+        self, model: nn.Module, blocks: Mapping[int, Any], parameters: Sequence[torch.Tensor]
+    ) -> None:
+        self._model, self._blocks, self._inside = model, blocks, 0
+        self._seen: dict[int, Any] = {_memory(parameter): parameter for parameter in parameters}
+        self.outside: list[tuple[torch.Size, int]] = []
+        self.block_kept = self.block_inputs = 0
+        self.flops = self.block_flops = self.pairs = 0.0
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Context around one forward."""
+        self._count = FlopCounterMode(display=False)
+        handles = []
+        for module in self._model.modules():
+            if id(module) in self._blocks:
+                handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
+                handles.append(module.register_forward_hook(self._leave))
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda kept: kept)
+        try:
+            with torch.enable_grad(), hooks, self._count, _Attention(self):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+        self.flops += self._count.get_total_flops()
+
+    def _enter(self, _: nn.Module, args: Any, kwargs: Any) -> None:
+        self._inside += 1
+        if self._inside == 1:
+            self._before = self._count.get_total_flops() + self.flops
+            given: list[torch.Tensor] = []
+            map_tensors((args, kwargs), lambda _, tensor: given.append(tensor) or tensor)
+            self.block_inputs += sum(
+                _size(t) for t in given if t.is_floating_point() and t.numel() > 1
+            )
+
+    def _leave(self, *_: Any) -> None:
+        self._inside -= 1
+        if not self._inside:
+            self.block_flops += self._count.get_total_flops() + self.flops - self._before
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        # Several operations keep the same tensor, and views of one memory.
+        if _memory(tensor) not in self._seen:
+            # It is held, as the address counts only while it lives.
+            self._seen[_memory(tensor)] = tensor
+            size = tensor.untyped_storage().nbytes()
+            if self._inside:
+                self.block_kept += size
+            else:
+                self.outside.append((tensor.shape, size))
+        return tensor
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+class _Attention(TorchFunctionMode):
+    """Counts attention as a kernel's: its products, and what it keeps, without pairs."""
+
+    def __init__(self, watch: _Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        named = dict(zip(("query", "key", "value"), args, strict=False)) | (kwargs or {})
+        query, key, value = named["query"], named["key"], named["value"]
+        pairs = query.shape[:-1].numel() * key.shape[-2]
+        shown = 0.5 if named.get("is_causal") or named.get("attn_mask") is not None else 1.0
+        self._watch.flops += 2 * shown * pairs * (query.shape[-1] + value.shape[-1])
+        self._watch.pairs += 2 * pairs * query.element_size()
+        return _Kernel.apply(query, key, value)
+
+
+class _Kernel(torch.autograd.Function):
+    """Attention that keeps its inputs and its output."""
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:
+        made = query.new_empty((*query.shape[:-1], value.shape[-1]))
+        ctx.save_for_backward(query, key, value, made)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise NotImplementedError
