@@ -36,8 +36,10 @@ class Asked:
     """A JSON that leaves knobs open, with the batch of a step.
 
     Attributes:
-        config: the JSON without "auto", and without the knobs that are searched.
+        given: the JSON as it was written, without the knobs that are searched.
+        config: the same without "auto", and with an optimizer.
         kept: dotted key -> value of each knob that the JSON names, which every candidate has.
+        said: the same as they were written.
         pinned: those of `kept` that no candidate has by itself, such as a recompute by module name.
         batch: the inputs of one forward.
         batch_rows: number of rows of `batch`.
@@ -47,8 +49,10 @@ class Asked:
         notes: how it was read.
     """
 
+    given: Mapping[str, Any]
     config: Mapping[str, Any]
     kept: Mapping[str, Any]
+    said: Mapping[str, Any]
     batch: Any
     batch_rows: int
     rows: int
@@ -79,12 +83,16 @@ class Asked:
         )
 
     def config_of(self, keys: Mapping[str, Any]) -> dict[str, Any]:
-        """The JSON of a candidate with these values."""
+        """The config of a candidate with these values, for an engine."""
         return with_keys(self.config, self.keys_of(keys))
 
+    def json_of(self, keys: Mapping[str, Any]) -> dict[str, Any]:
+        """The JSON of a candidate with these values, for the user: what he wrote stays."""
+        return with_keys(self.given, self.keys_of(keys))
+
     def keys_of(self, keys: Mapping[str, Any]) -> dict[str, Any]:
-        """A candidate's values, with those that the JSON pins in their place."""
-        return {**keys, **self.pinned}
+        """A candidate's values, with those that the JSON names as it has them."""
+        return {**keys, **self.said}
 
     def batch_of(self, rows: int) -> Any:
         """The inputs with so many rows, on the meta device: only their shapes count."""
@@ -115,7 +123,8 @@ def asked_for(config: Any, batch: Any, *, global_batch: int | None) -> Asked:
         SpmdZeroUsageError: the batch has no tensors, or `global_batch` is below 1.
     """
     given = read(config)
-    kept, bare = _taken_out(given)
+    said, bare = _taken_out(given)
+    kept = {key: _plain(key, value) for key, value in said.items()}
     pinned = {
         key: kept[key] for key, tried in _TRIED.items() if kept.get(key, tried[0]) not in tried
     }
@@ -136,11 +145,16 @@ def asked_for(config: Any, batch: Any, *, global_batch: int | None) -> Asked:
             "the batch has no tensors: name a shape for each input, such as --batch 8x1024:int64"
         )
     first = next((t for t in shapes if not t.is_floating_point() and t.dim() > 1), None)
-    rows, said = _rows(kept, total, shapes[0].shape[0], global_batch)
-    if said:
-        notes.append(said)
+    rows, why = _rows(kept, total, shapes[0].shape[0], global_batch)
+    if why:
+        notes.append(why)
+    if AUTO in (given.get(ROWS), given.get(ACCUMULATION)):
+        notes.append(
+            "a Trainer's arguments have to say what the JSON does: per_device_train_batch_size and "
+            "gradient_accumulation_steps"
+        )
     return Asked(
-        config=filled, kept=kept, pinned=pinned, rows=rows, batch=batch,
+        given=bare, config=filled, kept=kept, said=said, pinned=pinned, rows=rows, batch=batch,
         batch_rows=shapes[0].shape[0],
         tokens=1 if first is None else first.shape[1],
         counted="row" if first is None else "token", notes=tuple(notes),
@@ -154,7 +168,7 @@ def _taken_out(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
         else value
         for key, value in given.items()
     }  # fmt: skip
-    kept = {}
+    said = {}
     for key in _SEARCHED:
         section, _, name = key.rpartition(".")
         holder = bare.get(section) if section else bare
@@ -164,8 +178,8 @@ def _taken_out(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
         # "auto" of flags and attention are values of their own.
         searched = value == AUTO and key not in _TRIED
         if not searched and not _is_fit(value):
-            kept[key] = _plain(key, value)
-    return kept, bare
+            said[key] = value
+    return said, bare
 
 
 def _is_fit(value: Any) -> bool:

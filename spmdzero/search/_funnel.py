@@ -92,10 +92,15 @@ class Found:
     refused: Mapping[str, Candidate] = field(default_factory=dict)
 
     @property
+    def latest(self) -> list[Trial]:
+        """The last trial of each candidate: the whole step, where some blocks came before."""
+        return list({trial.candidate: trial for trial in self.trials}.values())
+
+    @property
     def ranked(self) -> list[Trial]:
-        """All that fits, the quickest first; of one candidate the whole step only."""
-        latest = {trial.candidate: trial for trial in self.trials if trial.fits}
-        return sorted(latest.values(), key=lambda t: (t.seconds or 0.0, t.candidate.plainness))
+        """All that fits, the quickest first."""
+        fitting = [trial for trial in self.latest if trial.fits]
+        return sorted(fitting, key=lambda t: (t.seconds or 0.0, t.candidate.plainness))
 
 
 class Funnel:
@@ -188,7 +193,7 @@ class Funnel:
     def _next(self, asked: set[Candidate]) -> Candidate | None:
         """The candidate that is expected to be quickest; None if the search is over."""
         if self._spent >= self._programs:
-            self.found.stopped = f"{self._programs} programs were compiled (--programs)"
+            self.found.stopped = f"{self._programs} programs were looked at (--programs)"
             return None
         own = self.found.own
         if own is not None and own not in asked:
@@ -251,6 +256,8 @@ class Funnel:
         self.found.trials.append(Trial(candidate=candidate, refused=said))
         self._say(f"{candidate.words()} can't be: {said}")
         self._refused.append(candidate)
+        # A model that is refused in any way would else be traced in all of them.
+        self._spent += 1
         gc.collect()
 
     def _end(self, running: "_Running", future: "Future[None]") -> None:
@@ -323,13 +330,13 @@ class Funnel:
         best = next(iter(self.found.ranked), None)
         if best is None or best.explanation is None or "spmd.xla_flags" in self._asked.kept:
             return
-        time = best.explanation.times[0]
+        taken = best.explanation.times[0]
         flagged = replace(best.candidate, flags="auto")
-        share = time.exposed / time.seconds
+        share = taken.exposed / taken.seconds
         if share > _WORTH_FLAGS:
             self._rough[flagged] = self._rough[best.candidate]
             self._compile_whole(flagged)
-        elif time.exposed:
+        elif taken.exposed:
             self.found.notes.append(
                 f'The chip waits {100 * share:.1f} % of the step for the wire, of which "spmd": '
                 '{"xla_flags": "auto"} may hide a part. That was not tried, as it takes several '

@@ -165,16 +165,16 @@ def with_keys(config: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, A
 
 # Key -> why it says what it says, shown beside the chosen JSON.
 REASONS = {
-    "zero_optimization.stage": "what is sharded: 1 states, 2 gradients too, 3 parameters too",
-    ROWS: "rows of a micro-batch on each device",
+    STAGE: "what is sharded: 1 states, 2 gradients too, 3 parameters too",
+    ROWS: "rows of a micro-batch on each replica",
     ACCUMULATION: "micro-batches of a step",
-    "spmd.mesh": "devices of each mesh axis",
+    MESH: "devices of each mesh axis",
     "spmd.recompute": "what backward computes again instead of keeping it",
     "spmd.scan": "whether equal blocks are compiled once, as a loop",
     "spmd.fused_loss": "whether the loss is computed without logits",
     "spmd.attention": "how attention is computed",
     "spmd.xla_flags": "the TPU compiler's flags",
-    "zero_optimization.zero_hpz_partition_size": "devices that share one copy of the parameters",
+    GROUP: "devices that share one copy of the parameters",
     "zero_optimization.offload_optimizer": "states rest in host memory",
     "zero_optimization.offload_param": "parameters rest in host memory",
 }

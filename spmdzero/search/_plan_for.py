@@ -12,7 +12,7 @@ from torch import nn
 
 from spmdzero.backend import choose, runtime
 from spmdzero.config import backend_of, read
-from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.errors import SpmdZeroError, SpmdZeroRuntimeError, SpmdZeroUsageError
 from spmdzero.explain import (
     Topology,
     hollow,
@@ -74,7 +74,7 @@ def plan_for(
             batch that no mesh divides; a model whose forward doesn't run on the meta device; a
             number that is none.
         SpmdZeroConfigError: the JSON is refused.
-        SpmdZeroRuntimeError: libtpu is missing.
+        SpmdZeroRuntimeError: libtpu is missing, or no way to train can be traced.
     """
     choose(backend_of(read(config)))
     topology = Topology.parse(tpu)
@@ -104,6 +104,11 @@ def plan_for(
     )  # fmt: skip
     with keeping_programs(Path(cache) if cache is not None else _CACHE):
         found = funnel.run()
+    if found.latest and all(trial.refused for trial in found.latest):
+        raise SpmdZeroRuntimeError(
+            f"none of the ways to train that were tried can be traced for {topology.name}; the "
+            f"first, {found.latest[0].candidate.words()}, ended in: {found.latest[0].refused}"
+        )
     took = time.monotonic() - begin
     made = _put_together(found, asked, topology, blocks, bare, tokens, price, took)
     if made.best is None:
@@ -160,8 +165,7 @@ def _put_together(
         )
 
     ranked = found.ranked
-    others = {t.candidate: t for t in found.trials if not t.fits}
-    shown = [*ranked, *others.values()]
+    shown = [*ranked, *(trial for trial in found.latest if not trial.fits)]
     best = ranked[0] if ranked else None
     keys = {} if best is None else asked.keys_of(best.candidate.keys(blocks=blocks))
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -173,7 +177,7 @@ def _put_together(
         counted=asked.counted,
         ways=tuple(map(way, shown)),
         why=tuple(reasons(found)),
-        config={} if best is None else asked.config_of(keys),
+        config={} if best is None else asked.json_of(keys),
         reasons={key: REASONS[key] for key in keys if key not in asked.kept},
         launch=() if best is None else tuple(_launch(topology)),
         explanation=None if best is None else best.explanation,
@@ -207,7 +211,7 @@ def _larger(
             continue
         try:
             candidates = space(asked, slice, forward=forward)
-        except SpmdZeroUsageError:
+        except SpmdZeroError:
             continue
         estimate = Estimate(
             plans(asked, model, devices=slice.devices, blocks=forward.blocks), forward, slice

@@ -13,7 +13,7 @@ from spmdzero.search._knobs import ACCUMULATION, ROWS, STAGE, Blocks, Candidate
 from spmdzero.search._model import Forward
 
 _POLICIES = ("nothing", "everything", "dots", "offload")
-_HOST = ((), ("optimizer",), ("optimizer", "param"))
+_HOST = ((), ("optimizer",), ("optimizer", "param"), ("param",))
 # Blocks of which a part computes nothing again are so many parts.
 _PARTS = 4
 

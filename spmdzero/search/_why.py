@@ -32,7 +32,7 @@ def reasons(found: Found) -> Iterator[str]:
     best = ranked[0]
     if len(ranked) > 1:
         yield f"Than the next: {_beside(best, ranked[1])}"
-    own = next((t for t in found.trials if t.candidate == found.own), None)
+    own = next((t for t in found.latest if t.candidate == found.own), None)
     if own is None or own is (ranked[1] if len(ranked) > 1 else None):
         return
     if own.candidate == best.candidate:

@@ -134,6 +134,18 @@ def test_where_nothing_fits_the_smallest_larger_slice_is_named(mesh: object, cac
     assert f"Something may fit {plan.larger}" in str(plan)
 
 
+def test_a_model_that_no_engine_takes_is_said_once(mesh: object, cache: Path) -> None:
+    class OnlyShapes(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.device.type != "meta":
+                raise ValueError("no values, please")
+            return super().forward(x).square().mean()
+
+    x = torch.empty(8, 8, device="meta")
+    with pytest.raises(SpmdZeroRuntimeError, match=r"none of the ways .*no values, please"):
+        plan_for(OnlyShapes(8, 8), CONFIG, x, tpu="v5e:2x4", programs=2, cache=cache)
+
+
 def test_what_can_not_be_is_refused_before_anything_is_compiled(mesh: object) -> None:
     with pytest.raises(SpmdZeroUsageError, match=r"v5e:4x4 has 16 devices and this process 8"):
         plan_for(Net(), CONFIG, tokens(), tpu="v5e:4x4")

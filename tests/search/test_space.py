@@ -102,6 +102,28 @@ def test_a_value_that_is_not_searched_stands_in_every_config() -> None:
     assert {candidate.recompute for candidate in candidates} == {"nothing"}
 
 
+def test_what_the_json_says_stays_as_it_was_written() -> None:
+    section = {"device": "cpu", "pin_memory": True}
+    said = {
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+        "gradient_clipping": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "zero_optimization": {"stage": 2, "offload_optimizer": section, "overlap_comm": True},
+        "spmd": {"mesh": {"fsdp": 8}},
+    }
+    asked, forward, candidates = searched(said)
+    made = asked.json_of(candidates[0].keys(blocks=forward.blocks))
+    assert made["optimizer"] == said["optimizer"]
+    assert made["gradient_clipping"] == "auto"
+    assert made["zero_optimization"] == said["zero_optimization"]
+    assert made["spmd"]["mesh"] == {"fsdp": 8}
+    assert made["train_micro_batch_size_per_gpu"] == candidates[0].rows
+    assert any("per_device_train_batch_size" in note for note in asked.notes)
+    bare = asked_for({"bf16": {"enabled": True}}, tokens(), global_batch=None)
+    # The script's optimizer is the script's.
+    assert "optimizer" not in bare.json_of(candidates[0].keys(blocks=forward.blocks))
+
+
 def test_the_own_json_has_defaults_for_what_it_does_not_name() -> None:
     asked, _, candidates = searched({"zero_optimization": {"stage": 1}})
     own = own_candidate(asked, candidates)
