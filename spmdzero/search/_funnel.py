@@ -175,7 +175,8 @@ class Funnel:
                 while True:
                     together: list[tuple[_Running, Future[None]]] = []
                     while len(together) < self._at_once:
-                        candidate = self._next(asked)
+                        beside = together[0][0].candidate if together else None
+                        candidate = self._next(asked, beside=beside)
                         if candidate is None:
                             break
                         asked.add(candidate)
@@ -190,8 +191,14 @@ class Funnel:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _next(self, asked: set[Candidate]) -> Candidate | None:
-        """The candidate that is expected to be quickest; None if the search is over."""
+    def _next(self, asked: set[Candidate], *, beside: Candidate | None) -> Candidate | None:
+        """The candidate that is expected to be quickest; None if the search or a round is over.
+
+        Args:
+            asked: what was compiled before.
+            beside: what this round compiles already. No step can be traced for another mesh while
+                an engine of its mesh lives.
+        """
         if self._spent >= self._programs:
             self.found.stopped = f"{self._programs} programs were looked at (--programs)"
             return None
@@ -205,7 +212,7 @@ class Funnel:
         expected = {
             candidate: predicted(candidate, rough, self.seen, refused=self._refused)
             for candidate, rough in self._rough.items()
-            if candidate not in asked
+            if candidate not in asked and (beside is None or candidate.mesh == beside.mesh)
         }
         fitting = {c: r for c, r in expected.items() if self._expected_to_fit(r)}
         if not fitting:

@@ -66,6 +66,11 @@ class Candidate:
             scan=False, fused_loss=False, attention="auto", flags="none",
         )  # fmt: skip
 
+    @property
+    def mesh(self) -> tuple[int, int, int, int]:
+        """The sizes that decide the devices' mesh."""
+        return self.data, self.sequence, self.tensor, self.group
+
     def keys(self, *, blocks: "Blocks") -> dict[str, Any]:
         """Dotted key -> value of every knob that has no default value, and of stage and batch."""
         found: dict[str, Any] = {

@@ -1,5 +1,6 @@
 """Pages of training plans: the best way, what it was compared with, the JSON, the proof."""
 
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from spmdzero._display import page_of
@@ -9,6 +10,7 @@ from spmdzero.show._explanation import explanation_parts
 from spmdzero.show._page import About, Folded, Heading, InHtml, Lines, Page, Part, Table, Verbatim
 
 _DAY = 86_400
+_REFUSED = 90  # characters
 
 
 @page_of.register
@@ -84,7 +86,7 @@ def _ways(plan: TrainingPlan) -> Table:
 
 def _cells(way: Way) -> list[str]:
     if way.refused:
-        return ["", "", "", "", "", f"refused: {way.refused}"]
+        return ["", "", "", "", "", f"refused: {textwrap.shorten(way.refused, _REFUSED)}"]
     share = f"{100 * way.peak / way.room:.0f} %" if way.room else ""
     if not way.fits:
         return [share, "", "", "", "", f"doesn't fit: {sized(way.peak)} of {sized(way.room)}"]
@@ -97,7 +99,7 @@ def _seconds(way: Way) -> str:
     said = f"{1e3 * way.seconds:,.2f}{'' if way.whole else ' *'}"
     if way.calibrated is None or way.low is None or way.high is None:
         return f"{said} ms"
-    return f"{said} ms, measured {1e3 * way.low:,.0f} to {1e3 * way.high:,.0f}"
+    return f"{said} ms, calibrated {1e3 * way.low:,.0f} to {1e3 * way.high:,.0f}"
 
 
 def _percent(share: float | None) -> str:
