@@ -1,11 +1,9 @@
 """Runs `spmdzero explain`: one process per number of devices, then prints their results."""
 
-import json
 import os
 import shlex
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,10 @@ from typing import Any
 import typer
 
 from spmdzero.backend import choose
-from spmdzero.cli._settings import changed
+from spmdzero.cli._settings import said
 from spmdzero.cli._shown import show
-from spmdzero.config import backend_of, read
+from spmdzero.cli._worker import ask
+from spmdzero.config import backend_of, read, set_keys
 from spmdzero.explain import Explanation, Topology, _passes, require_tpu_compiler
 
 _WORKER = "spmdzero.cli._explain_worker"
@@ -49,7 +48,7 @@ class Job:
             most: largest time of a step in seconds, or None.
         """
         if self.meta and self.tpu and _passes.FOLDER not in os.environ:
-            _start_again(changed(read(self.config), self.settings))
+            _start_again(set_keys(read(self.config), self.settings))
         explanations = [_explain_on(n, self._request(n, tpu)) for n, tpu in self._groups().items()]
         self._print(explanations, as_json=as_json, html=html)
         over = False if most is None else _over_budget(explanations, most)
@@ -77,9 +76,7 @@ class Job:
         }
 
     def _print(self, explanations: list[Explanation], *, as_json: bool, html: Path | None) -> None:
-        settings = [f"{key}={json.dumps(value)}" for key, value in self.settings.items()]
-        config = " ".join([str(self.config), *settings])
-        command = shlex.join(["spmdzero", *sys.argv[1:]])
+        command, config = shlex.join(["spmdzero", *sys.argv[1:]]), said(self.config, self.settings)
         show(explanations, command=command, config=config, as_json=as_json, html=html)
 
 
@@ -107,18 +104,15 @@ def _start_again(config: dict[str, Any]) -> None:
 
 
 def _explain_on(devices: int, request: dict[str, object]) -> Explanation:
-    """The explanation on `devices` virtual devices, whose number is fixed for a process's life."""
-    environment = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices)}
-    with tempfile.TemporaryDirectory() as folder:
-        asked, answered = Path(folder, "request.json"), Path(folder, "answer.json")
-        asked.write_text(json.dumps(request))
-        # The worker's log lines, which show the progress, go to this command's stderr.
-        done = subprocess.run(
-            [sys.executable, "-m", _WORKER, str(asked), str(answered)],
-            env=environment,
-            stdout=sys.stderr.fileno(),
-            check=False,
-        )
-        if done.returncode != 0:
-            raise typer.Exit(done.returncode if done.returncode == _passes.WAITING else 2)
-        return Explanation.from_json(answered.read_text())
+    """The explanation on `devices` virtual devices."""
+    status, answer = ask(_WORKER, request, devices=devices, run=_waited_for)
+    if status != 0:
+        raise typer.Exit(status if status == _passes.WAITING else 2)
+    return Explanation.from_json(answer)
+
+
+def _waited_for(command: list[str], environment: dict[str, str]) -> int:
+    # The worker's log lines, which show the progress, go to this command's stderr.
+    return subprocess.run(
+        command, env=environment, stdout=sys.stderr.fileno(), check=False
+    ).returncode

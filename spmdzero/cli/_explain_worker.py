@@ -9,8 +9,7 @@ import torch
 
 from spmdzero.backend import choose
 from spmdzero.cli._arguments import made_by, make_batch
-from spmdzero.cli._settings import changed
-from spmdzero.config import backend_of, read
+from spmdzero.config import backend_of, read, set_keys
 from spmdzero.errors import SpmdZeroError
 from spmdzero.explain import Explanation, WaitingError, _passes, explain
 from spmdzero.integrations._install import refuse_other_backends
@@ -28,7 +27,7 @@ def main(asked: str, answered: str) -> None:
 
 
 def _explain(request: dict[str, Any]) -> Explanation:
-    config = changed(read(request["config"]), request["settings"])
+    config = set_keys(read(request["config"]), request["settings"])
     if choose(backend_of(config)).name == "jax":
         # Otherwise transformers imports torch_xla, and then JAX's backend doesn't start.
         refuse_other_backends()

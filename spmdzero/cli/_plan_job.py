@@ -1,21 +1,21 @@
 """Runs `spmdzero plan`: one process for each slice, then prints their results."""
 
 import contextlib
-import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from spmdzero.cli._settings import said
+from spmdzero.cli._shown import put_out, told
+from spmdzero.cli._worker import ask
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.explain import Topology
 from spmdzero.search import TrainingPlan
@@ -84,40 +84,15 @@ class Search:
             "price": self.prices.get(topology.chip.name),
             "programs": self.programs,
         }
-        # The number of devices is fixed for a process's life.
-        devices = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(topology.devices)}
-        with tempfile.TemporaryDirectory() as folder:
-            asked, answered = Path(folder, "request.json"), Path(folder, "answer.json")
-            asked.write_text(json.dumps(request))
-            # The worker's log lines, which show the progress, go to this command's stderr.
-            worker = subprocess.Popen(
-                [sys.executable, "-m", _WORKER, str(asked), str(answered)],
-                env={**os.environ, **devices},
-                stdout=sys.stderr.fileno(),
-                # Ctrl-C is for this process, which hands it over once.
-                start_new_session=True,
-            )
-            with _interrupts_for(worker):
-                status = worker.wait()
-            if status != 0:
-                raise typer.Exit(2)
-            return TrainingPlan.from_json(answered.read_text())
+        status, answer = ask(_WORKER, request, devices=topology.devices, run=_interruptible)
+        if status != 0:
+            raise typer.Exit(2)
+        return TrainingPlan.from_json(answer)
 
     def _print(self, plans: list[TrainingPlan], *, as_json: bool, html: Path | None) -> None:
-        now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
-        settings = [f"{key}={json.dumps(value)}" for key, value in self.settings.items()]
-        told = [
-            ("command", shlex.join(["spmdzero", *sys.argv[1:]])),
-            ("config", " ".join([str(self.config), *settings])),
-            ("date", now),
-        ]
-        page = plans_together(plans, told=told)
-        if as_json:
-            typer.echo(json.dumps([json.loads(plan.to_json()) for plan in plans], indent=2))
-        else:
-            typer.echo(page.text())
-        if html is not None:
-            html.write_text(page.document())
+        command, config = shlex.join(["spmdzero", *sys.argv[1:]]), said(self.config, self.settings)
+        page = plans_together(plans, told=told(command, config))
+        put_out(page, plans, as_json=as_json, html=html)
 
 
 def _order(plan: TrainingPlan) -> tuple[float, float]:
@@ -127,12 +102,13 @@ def _order(plan: TrainingPlan) -> tuple[float, float]:
     return best.per_million or 0.0, best.seconds or 0.0
 
 
-@contextlib.contextmanager
-def _interrupts_for(worker: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """Context in which Ctrl-C is the worker's and its compilers': it answers with the best so far.
-
-    A second one ends it.
-    """
+def _interruptible(command: list[str], environment: dict[str, str]) -> int:
+    """Runs a worker that answers to Ctrl-C with the best so far; a second one ends it."""
+    # Its log lines, which show the progress, go to this command's stderr. Ctrl-C is for this
+    # process, which hands it over once, to the worker and its compilers.
+    worker = subprocess.Popen(
+        command, env=environment, stdout=sys.stderr.fileno(), start_new_session=True
+    )
 
     def hand_over(*_: object) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -140,6 +116,6 @@ def _interrupts_for(worker: "subprocess.Popen[bytes]") -> Iterator[None]:
 
     before = signal.signal(signal.SIGINT, hand_over)
     try:
-        yield
+        return worker.wait()
     finally:
         signal.signal(signal.SIGINT, before)

@@ -9,8 +9,7 @@ import torch
 
 from spmdzero.backend import choose
 from spmdzero.cli._arguments import made_by, make_batch
-from spmdzero.cli._settings import changed
-from spmdzero.config import backend_of, read
+from spmdzero.config import backend_of, read, set_keys
 from spmdzero.errors import SpmdZeroError, SpmdZeroUsageError
 from spmdzero.integrations._install import refuse_other_backends
 from spmdzero.search import TrainingPlan, plan_for
@@ -28,7 +27,7 @@ def main(asked: str, answered: str) -> None:
 
 
 def _plan(request: dict[str, Any]) -> TrainingPlan:
-    config = changed(read(request["config"]), request["settings"])
+    config = set_keys(read(request["config"]), request["settings"])
     if choose(backend_of(config)).name == "jax":
         # Otherwise transformers imports torch_xla, and then JAX's backend doesn't start.
         refuse_other_backends()

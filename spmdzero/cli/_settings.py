@@ -1,7 +1,8 @@
-"""Sets keys of a config from the command line: ``bf16.enabled=true``."""
+"""Reads keys of a config from the command line, ``bf16.enabled=true``, and says them."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from spmdzero.errors import SpmdZeroUsageError
@@ -25,21 +26,6 @@ def changes(settings: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-def changed(config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Sets keys of the config in place, makes missing sections, and returns the config.
-
-    Raises:
-        SpmdZeroUsageError: a key is below a value that is no section.
-    """
-    for key, value in settings.items():
-        *sections, name = key.split(".")
-        holder: Any = config
-        for depth, section in enumerate(sections, 1):
-            holder = holder.setdefault(section, {})
-            if not isinstance(holder, dict):
-                raise SpmdZeroUsageError(
-                    f"--set {key}=...: {'.'.join(sections[:depth])} is {holder!r} in the config, "
-                    "and holds no keys"
-                )
-        holder[name] = value
-    return config
+def said(config: Path, settings: Mapping[str, Any]) -> str:
+    """The config of a command in words: its file, and the keys that ``--set`` gave it."""
+    return " ".join([str(config), *(f"{key}={json.dumps(v)}" for key, v in settings.items())])

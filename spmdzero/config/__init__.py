@@ -15,7 +15,7 @@ from spmdzero.config._monitoring import (
 from spmdzero.config._optimizers import OPTIMIZERS, REFUSED_OPTIMIZERS
 from spmdzero.config._params import check_params
 from spmdzero.config._precision import Fp16Config, TorchAutocastConfig
-from spmdzero.config._read import named_by, old_argument, one_of, read, with_value
+from spmdzero.config._read import named_by, old_argument, one_of, read, set_keys, with_value
 from spmdzero.config._schedules import SCHEDULES
 from spmdzero.config._spmd import backend_of, mesh_axes_of
 from spmdzero.config._tensor_parallel import (
@@ -57,6 +57,7 @@ __all__ = [
     "one_of",
     "read",
     "resolve_batch_sizes",
+    "set_keys",
     "with_stand_ins",
     "with_value",
 ]

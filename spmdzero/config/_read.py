@@ -13,7 +13,7 @@ from typing import Any
 import hjson
 
 from spmdzero._logging import is_new
-from spmdzero.errors import SpmdZeroConfigError
+from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 
 _logger = logging.getLogger("spmdzero")
 _LONGEST_SHOWN = 80
@@ -96,6 +96,26 @@ def with_value(
             key=f"{at}{name}", value=section[name], reason=otherwise, fix="Write it once."
         )
     return {**section, name: value}
+
+
+def set_keys(config: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Sets dotted keys of the config in place, makes missing sections, and returns the config.
+
+    Raises:
+        SpmdZeroUsageError: a key is below a value that is no section.
+    """
+    for key, value in settings.items():
+        *sections, name = key.split(".")
+        holder: Any = config
+        for depth, section in enumerate(sections, 1):
+            holder = holder.setdefault(section, {})
+            if not isinstance(holder, dict):
+                raise SpmdZeroUsageError(
+                    f"--set {key}=...: {'.'.join(sections[:depth])} is {holder!r} in the config, "
+                    "and holds no keys"
+                )
+        holder[name] = value
+    return config
 
 
 def read(config: Any) -> dict[str, Any]:

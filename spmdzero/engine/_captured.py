@@ -147,11 +147,7 @@ class CapturedCalls:
         try:
             forwards, inputs = self._find(kinds, args, kwargs)
             tensors = [*forwards.tracer.state, *inputs]
-            reason = forwards.given_up
-            if reason is None and not forwards.ready:
-                reason = kinds.compare(forwards, lambda: forwards.tracer.fold(tensors))
-            if reason is not None:
-                raise NotCapturableError(reason)
+            _verify(kinds, forwards, tensors)
         except NotCapturableError:
             with errors_are_the_users(forwards):
                 output = training.forward(args, kwargs)
@@ -163,13 +159,10 @@ class CapturedCalls:
 
     def _call(self, forwards: _Forwards, inputs: Sequence[torch.Tensor]) -> Any:
         tracer = forwards.tracer
-        if forwards.given_up is not None:
-            raise NotCapturableError(forwards.given_up)
         tensors = [*tracer.state, *inputs]
-        verify = not forwards.ready
+        seen = forwards.equal
+        verify = _verify(self._kinds, forwards, tensors)
         if verify:
-            seen = forwards.equal
-            self._verify(forwards, tensors)
             self.reason = f"this kind of micro-batch was seen {seen} of {TRACES} times"
         self.compared, self.replayed = self.compared + verify, self.replayed + (not verify)
         record, watch = forwards.record, self._kinds.watch
@@ -188,12 +181,6 @@ class CapturedCalls:
         outputs = call(tensors, keys)
         self._in_program = True
         return record.output.filled(outputs)
-
-    def _verify(self, forwards: _Forwards, tensors: Sequence[torch.Tensor]) -> None:
-        reason = self._kinds.compare(forwards, lambda: forwards.tracer.fold(tensors))
-        if reason is not None:
-            forwards.backwards.clear()
-            raise NotCapturableError(reason)
 
     def _backward(
         self,
@@ -283,3 +270,20 @@ class CapturedCalls:
             # A new tracer, as an earlier trace may have changed the module.
             known.tracer = PassTracer(self._training, args, kwargs)
         return known, form.tensors
+
+
+def _verify(kinds: KnownKinds, forwards: _Forwards, tensors: Sequence[torch.Tensor]) -> bool:
+    """Compares a forward whose kind isn't known yet with earlier ones; whether it had to.
+
+    Raises:
+        NotCapturableError: it differs, or the kind was given up before.
+    """
+    if forwards.given_up is not None:
+        raise NotCapturableError(forwards.given_up)
+    if forwards.ready:
+        return False
+    reason = kinds.compare(forwards, lambda: forwards.tracer.fold(tensors))
+    if reason is not None:
+        forwards.backwards.clear()
+        raise NotCapturableError(reason)
+    return True

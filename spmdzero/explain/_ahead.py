@@ -1,22 +1,21 @@
 """A step that is traced for a TPU now and compiled later, maybe by another thread."""
 
-import gc
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from spmdzero.backend import on_torus, tracing_only
-from spmdzero.engine import Engine, initialize
+from spmdzero.backend import on_torus
+from spmdzero.engine import Engine
 from spmdzero.explain._aot import compile_for_tpu
 from spmdzero.explain._chips import Topology
 from spmdzero.explain._explain import explain_traced
 from spmdzero.explain._explanation import Explanation
 from spmdzero.explain._flags import flags_on
 from spmdzero.explain._trace import Batch, TracedProgram
-from spmdzero.explain._twin import hollow
-from spmdzero.explain._without_data import bring_to_devices, trace_without_data, with_values
+from spmdzero.explain._twin import on_hollow
+from spmdzero.explain._without_data import trace_without_data, with_values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,15 +71,10 @@ def trace_ahead(
         SpmdZeroError: the config is refused, or the step can't be traced without data.
     """
     batch = with_values(batch)
-    try:
-        with tracing_only(platform="TPU"), on_torus(topology.torus_to_trace):
-            twin = hollow(model)
-            bring_to_devices(twin)
-            engine, *_ = initialize(model=twin, config=dict(config))
-            programs = trace_without_data(engine, batch)
-    except BaseException:
-        # Tensors without data would make the next program of this process fail.
-        twin = engine = None
-        gc.collect()
-        raise
-    return StepAhead(engine=engine, programs=programs, topology=topology, batch=batch)
+
+    def traced(engine: Engine) -> StepAhead:
+        programs = trace_without_data(engine, batch)
+        return StepAhead(engine=engine, programs=programs, topology=topology, batch=batch)
+
+    with on_torus(topology.torus_to_trace):
+        return on_hollow(model, config, traced, platform="TPU")

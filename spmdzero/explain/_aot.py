@@ -122,7 +122,7 @@ def require_slice(topology: Topology) -> None:
     with tempfile.TemporaryDirectory() as folder:
         _order(Path(folder), None, _request(topology, None), name=topology.name)
         _passes.compile_one(Path(folder))
-        _read(Path(folder), topology)
+        _result(Path(folder), topology)
 
 
 def compile_for_tpu(
@@ -146,9 +146,9 @@ def compile_for_tpu(
     request = _request(topology, flags)
     hint = _OF_THE_SET if set(flags or ()) - set(own_flags.ALWAYS) else ""
     between = os.environ.get(_passes.FOLDER)
-    told = json.dumps(request, sort_keys=True)
+    told = json.dumps({**request, "libtpu": importlib.metadata.version("libtpu")}, sort_keys=True)
+    key = hashlib.sha256(program + told.encode()).hexdigest()
     if between is None:
-        key = hashlib.sha256(program + f"{told}{_kept.versions()}".encode()).hexdigest()
         kept = _kept.known(key)
         if kept is not None:
             return Compiled(memory=CompilerMemory(**kept.pop("memory")), **kept)
@@ -158,7 +158,7 @@ def compile_for_tpu(
             made = _read(Path(folder), topology, hint=hint)
         _kept.remember(key, asdict(made))
         return made
-    folder = Path(between, hashlib.sha256(program + told.encode()).hexdigest())
+    folder = Path(between, key)
     if not folder.exists():
         folder.mkdir()
         _order(folder, program, request, name=topology.name)
@@ -194,7 +194,8 @@ def _order(folder: Path, module: bytes | None, request: dict[str, Any], *, name:
     (folder / "order").write_text(json.dumps(order))
 
 
-def _read(folder: Path, topology: Topology, *, hint: str = "") -> Compiled:
+def _result(folder: Path, topology: Topology, *, hint: str = "") -> dict[str, Any]:
+    """Reads what the compiler's process has written; raises where it failed or has no slice."""
     name = topology.name
     done = json.loads((folder / "status").read_text())
     if done["status"] is None:
@@ -213,8 +214,11 @@ def _read(folder: Path, topology: Topology, *, hint: str = "") -> Compiled:
     result = json.loads((folder / "result").read_text())
     if "refused" in result:
         raise SpmdZeroRuntimeError(_refused(topology, result["refused"]))
-    if "known" in result:
-        return Compiled(hlo=None, memory=CompilerMemory(arguments=None, peak=0))
+    return result
+
+
+def _read(folder: Path, topology: Topology, *, hint: str = "") -> Compiled:
+    result, name = _result(folder, topology, hint=hint), topology.name
     if "exhausted" in result:
         used = _USED.search(result["exhausted"])
         if used is None:

@@ -2,11 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import TypeAdapter, ValidationError
-
-from spmdzero._display import Shown, page_of
+from spmdzero._document import Document
 from spmdzero.audit import AuditReport
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.explain._attention import AttentionUse
@@ -25,7 +23,7 @@ _LITTLE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class Explanation(Shown):
+class Explanation(Document):
     """Tells whether a training step fits, its traffic, its faults, and its time.
 
     Attributes:
@@ -49,6 +47,8 @@ class Explanation(Shown):
         config: the DeepSpeed JSON.
         notes: how each "auto" of the config is read.
     """
+
+    _named: ClassVar[str] = "an explanation"
 
     stage: int
     mesh: str
@@ -137,29 +137,6 @@ class Explanation(Shown):
                 if memory.hbm_bytes is not None and memory.target not in fitting
             ),
         )
-
-    def to_json(self) -> str:
-        """The explanation as JSON text that `from_json` reads."""
-        return _ADAPTER.dump_json(self, indent=2).decode()
-
-    @classmethod
-    def from_json(cls, text: str) -> "Explanation":
-        """The explanation that `to_json` wrote.
-
-        Raises:
-            SpmdZeroUsageError: not the JSON text of an explanation.
-        """
-        try:
-            return _ADAPTER.validate_json(text)
-        except ValidationError as wrong:
-            raise SpmdZeroUsageError(f"not the JSON text of an explanation: {wrong}") from wrong
-
-    def to_html(self) -> str:
-        """The explanation as a self-contained HTML page, for dark and light mode."""
-        return page_of(self).document()
-
-
-_ADAPTER = TypeAdapter(Explanation)
 
 
 def _by_reason(refused: Sequence[RefusedScatter]) -> Iterator[str]:

@@ -2,13 +2,13 @@
 
 import contextlib
 import gzip
-import importlib.metadata
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from spmdzero._logging import log_once
+from spmdzero.formats._files import write_whole
 
 _folder: Path | None = None
 
@@ -28,11 +28,6 @@ def keeping_programs(folder: Path) -> Iterator[None]:
         _folder = before
 
 
-def versions() -> str:
-    """The compiler's version, a part of what a program is known by."""
-    return f"libtpu {importlib.metadata.version('libtpu')}"
-
-
 def known(key: str) -> dict[str, Any] | None:
     """Reads what `remember` was given for `key`; None if nothing is kept."""
     if _folder is None:
@@ -47,9 +42,9 @@ def remember(key: str, made: dict[str, Any]) -> None:
     """Keeps `made` for `key`, where a folder is set; whole, or not at all."""
     if _folder is None:
         return
-    _folder.mkdir(parents=True, exist_ok=True)
-    file, name = tempfile.mkstemp(dir=_folder)
-    with os.fdopen(file, "wb") as written:
+    try:
+        _folder.mkdir(parents=True, exist_ok=True)
         # The fastest level: the text of a large program is a hundred megabytes.
-        written.write(gzip.compress(json.dumps(made).encode(), 1))
-    os.replace(name, _folder / f"{key}.json.gz")
+        write_whole(_folder / f"{key}.json.gz", gzip.compress(json.dumps(made).encode(), 1))
+    except OSError as error:
+        log_once(f"programs that were compiled for a TPU are not kept: {error}")

@@ -157,20 +157,25 @@ def on_twin(
 
 
 def on_hollow(
-    model: nn.Module, config: Mapping[str, Any], read: Callable[[Engine], _Read]
+    model: nn.Module,
+    config: Mapping[str, Any],
+    read: Callable[[Engine], _Read],
+    *,
+    platform: str | None = None,
 ) -> _Read:
-    """Returns what `read` makes of an engine without data, for this process's devices.
+    """Returns what `read` makes of an engine without data.
 
     Args:
         model: on the CPU or the meta device; it stays as it is.
         config: a DeepSpeed JSON as a dict.
         read: traces programs of its argument.
+        platform: of the programs, None for that of this process's devices.
 
     Raises:
         SpmdZeroError: the step can't be traced without data.
     """
     with _unharmed():
-        return _traced(lambda: hollow(model), config, read, platform=None)
+        return _traced(lambda: hollow(model), config, read, platform=platform)
 
 
 def _policy_of(engine: Engine) -> Any:

@@ -1,7 +1,8 @@
 """Reads the user's JSON, of which every key that is there is kept."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -40,7 +41,6 @@ class Asked:
         config: the same without "auto", and with an optimizer.
         kept: dotted key -> value of each knob that the JSON names, which every candidate has.
         said: the same as they were written.
-        pinned: those of `kept` that no candidate has by itself, such as a recompute by module name.
         batch: the inputs of one forward.
         batch_rows: number of rows of `batch`.
         rows: number of rows of a step on all devices.
@@ -59,7 +59,6 @@ class Asked:
     tokens: int
     counted: str
     notes: tuple[str, ...]
-    pinned: Mapping[str, Any] = field(default_factory=dict)
 
     def on(self, devices: int) -> "Asked":
         """The same with the JSON's mesh written as candidates for so many devices write theirs.
@@ -78,8 +77,15 @@ class Asked:
     def allows(self, keys: Mapping[str, Any]) -> bool:
         """Whether these values are none other than those that the JSON names."""
         return all(
-            keys.get(key, DEFAULTS.get(key)) == (DEFAULTS[key] if key in self.pinned else value)
+            keys.get(key, DEFAULTS.get(key)) == (DEFAULTS[key] if key in self._pinned else value)
             for key, value in self.kept.items()
+        )
+
+    @cached_property
+    def _pinned(self) -> frozenset[str]:
+        """The kept knobs whose value no candidate has, such as a recompute by module name."""
+        return frozenset(
+            k for k, tried in _TRIED.items() if self.kept.get(k, tried[0]) not in tried
         )
 
     def config_of(self, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,9 +131,6 @@ def asked_for(config: Any, batch: Any, *, global_batch: int | None) -> Asked:
     given = read(config)
     said, bare = _taken_out(given)
     kept = {key: _plain(key, value) for key, value in said.items()}
-    pinned = {
-        key: kept[key] for key, tried in _TRIED.items() if kept.get(key, tried[0]) not in tried
-    }
     filled, read_as = with_stand_ins(bare)
     notes = [f'"auto": {key} is read as {value}' for key, value in read_as.items()
              if key.startswith(("bf16", "fp16"))]  # fmt: skip
@@ -154,7 +157,7 @@ def asked_for(config: Any, batch: Any, *, global_batch: int | None) -> Asked:
             "gradient_accumulation_steps"
         )
     return Asked(
-        given=bare, config=filled, kept=kept, said=said, pinned=pinned, rows=rows, batch=batch,
+        given=bare, config=filled, kept=kept, said=said, rows=rows, batch=batch,
         batch_rows=shapes[0].shape[0],
         tokens=1 if first is None else first.shape[1],
         counted="row" if first is None else "token", notes=tuple(notes),

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from spmdzero.config import set_keys
+
 ROWS, ACCUMULATION, ALL_ROWS = (
     "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
 )  # fmt: skip
@@ -159,13 +161,7 @@ def with_keys(config: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, A
     """
     made = copy.deepcopy(dict(config))
     made.pop(ALL_ROWS, None)
-    for key, value in keys.items():
-        *path, name = key.split(".")
-        section = made
-        for part in path:
-            section = section.setdefault(part, {})
-        section[name] = copy.deepcopy(value)
-    return made
+    return set_keys(made, copy.deepcopy(dict(keys)))
 
 
 # Key -> why it says what it says, shown beside the chosen JSON.

@@ -27,7 +27,6 @@ from spmdzero.search._knobs import ROWS, Blocks
 
 # Rows of the forward that is looked at: a norm over rows has none to compare one with.
 _ROWS = 2
-_FEWEST_BLOCKS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +76,10 @@ def _seen(model: nn.Module, asked: Asked) -> Forward:
     args, kwargs = map_tensors(
         inputs_of(asked.batch_of(_ROWS)), lambda _, tensor: mode.from_tensor(tensor)
     )
-    rows = collections.Counter(c.series for c in candidates(model, fewest=_FEWEST_BLOCKS).values())
+    blocks = candidates(model)
+    rows = collections.Counter(block.series for block in blocks.values())
     longest = max(rows, key=rows.__getitem__, default=None)
-    own = {
-        key: found for key, found in candidates(model, fewest=_FEWEST_BLOCKS).items()
-        if found.series == longest
-    }  # fmt: skip
+    own = {key: block for key, block in blocks.items() if block.series == longest}
     name = next((found.name for found in own.values()), "")
     parameters = [mode.from_tensor(parameter) for parameter in model.parameters()]
     watch = _Watch(model, own, parameters)

@@ -27,7 +27,7 @@ from spmdzero.search._knobs import REASONS, Blocks
 from spmdzero.search._learnt import Seen, predicted
 from spmdzero.search._model import Forward, seen_forward
 from spmdzero.search._result import TrainingPlan, Way
-from spmdzero.search._rough import Estimate, plans
+from spmdzero.search._rough import Estimate
 from spmdzero.search._space import own_candidate, space
 from spmdzero.search._why import funnel_lines, reasons, waits_for
 
@@ -94,9 +94,7 @@ def plan_for(
     forward = seen_forward(bare, asked)
     blocks = forward.blocks
     candidates = space(asked, topology, forward=forward)
-    estimate = Estimate(
-        plans(asked, bare, devices=topology.devices, blocks=blocks), forward, topology
-    )
+    estimate = Estimate(asked, bare, forward, topology)
     own = own_candidate(asked, candidates)
     funnel = Funnel(
         model=bare, asked=asked, topology=topology, forward=forward, candidates=candidates,
@@ -213,9 +211,7 @@ def _larger(
             candidates = space(asked, slice, forward=forward)
         except SpmdZeroError:
             continue
-        estimate = Estimate(
-            plans(asked, model, devices=slice.devices, blocks=forward.blocks), forward, slice
-        )
+        estimate = Estimate(asked, model, forward, slice)
         for candidate in candidates:
             rough = estimate(candidate)
             if rough is None:

@@ -5,15 +5,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar
 
-from pydantic import TypeAdapter, ValidationError
-
-from spmdzero._display import Shown, page_of
+from spmdzero._document import Document
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.explain import Explanation
-
-WayName = Literal["best", "yours", ""]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +61,7 @@ class Way:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingPlan(Shown):
+class TrainingPlan(Document):
     """The best way that was found to train a model on a slice.
 
     Attributes:
@@ -84,6 +80,8 @@ class TrainingPlan(Shown):
             there is none.
         notes: how the JSON was read.
     """
+
+    _named: ClassVar[str] = "a training plan"
 
     slice: str
     model: str
@@ -138,26 +136,3 @@ class TrainingPlan(Shown):
                 + (f": something may fit {self.larger}" if self.larger else "")
             )
         Path(path).write_text(json.dumps(self.config, indent=2) + "\n")
-
-    def to_json(self) -> str:
-        """The plan as JSON text that `from_json` reads."""
-        return _ADAPTER.dump_json(self, indent=2).decode()
-
-    @classmethod
-    def from_json(cls, text: str) -> "TrainingPlan":
-        """The plan that `to_json` wrote.
-
-        Raises:
-            SpmdZeroUsageError: not the JSON text of a plan.
-        """
-        try:
-            return _ADAPTER.validate_json(text)
-        except ValidationError as wrong:
-            raise SpmdZeroUsageError(f"not the JSON text of a training plan: {wrong}") from wrong
-
-    def to_html(self) -> str:
-        """The plan as a self-contained HTML page, for dark and light mode."""
-        return page_of(self).document()
-
-
-_ADAPTER = TypeAdapter(TrainingPlan)

@@ -5,7 +5,6 @@ corrects it for the others, see `_learnt.py`. So each figure below is a guess th
 within a factor, and none is fitted.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import nn
@@ -14,9 +13,9 @@ from spmdzero.config import load_config
 from spmdzero.engine import plan_of
 from spmdzero.errors import SpmdZeroConfigError
 from spmdzero.explain import Chip, Topology
-from spmdzero.plan import MemoryReport, Role, ShardingPlan
+from spmdzero.plan import MemoryReport, Role
 from spmdzero.search._asked import Asked
-from spmdzero.search._knobs import Blocks, Candidate
+from spmdzero.search._knobs import Candidate
 from spmdzero.search._model import Forward
 
 # Shares of a chip's peak rates that products, and everything else, are taken to reach.
@@ -55,9 +54,10 @@ class Estimate:
     """Estimates candidates of one model on one slice."""
 
     def __init__(
-        self, model_plan: Callable[[Candidate], ShardingPlan], forward: Forward, topology: Topology
+        self, asked: Asked, model: nn.Module, forward: Forward, topology: Topology
     ) -> None:
-        self._plan, self._forward, self._topology = model_plan, forward, topology
+        self._asked, self._model = asked, model
+        self._forward, self._topology = forward, topology
         self._known: dict[Candidate, tuple[MemoryReport, int] | str] = {}
         self.refused: dict[str, Candidate] = {}
         """Why a candidate can't be -> the first such candidate."""
@@ -77,7 +77,9 @@ class Estimate:
     def _placed(self, placing: Candidate) -> tuple[MemoryReport, int] | str:
         if placing not in self._known:
             try:
-                plan = self._plan(placing)
+                config = self._asked.config_of(placing.keys(blocks=self._forward.blocks))
+                devices = self._topology.devices
+                plan = plan_of(load_config(config), self._model, devices=devices)
                 elements = sum(t.elements_of_part(plan.mesh) for t in plan if t.param.trainable)
                 self._known[placing] = plan.memory(), elements
             except SpmdZeroConfigError as error:
@@ -184,15 +186,3 @@ class Estimate:
             inputs = self._forward.block_inputs / self._share(candidate)
             there += round(2 * inputs * candidate.rows * candidate.accumulation)
         return there / 2 / chip.host_rate
-
-
-def plans(
-    asked: Asked, model: nn.Module, *, devices: int, blocks: Blocks
-) -> Callable[[Candidate], ShardingPlan]:
-    """Makes the plan of a candidate, without devices."""
-
-    def planned(candidate: Candidate) -> ShardingPlan:
-        config = load_config(asked.config_of(candidate.keys(blocks=blocks)))
-        return plan_of(config, model, devices=devices)
-
-    return planned

@@ -8,7 +8,8 @@ import torch
 import spmdzero
 from spmdzero import SpmdZeroUsageError
 from spmdzero.backend import runtime
-from spmdzero.cli._settings import changed, changes
+from spmdzero.cli._settings import changes
+from spmdzero.config import set_keys
 from spmdzero.explain._settings import settings_of
 from spmdzero.plan import Role
 
@@ -67,7 +68,7 @@ class Squares(torch.nn.Module):
 def test_the_command_line_sets_keys_by_their_dotted_names() -> None:
     config: dict[str, Any] = {"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 1}}
     wanted = "bf16.enabled=true zero_optimization.stage=2 optimizer.type=Lion log_level=x=y"
-    assert changed(config, changes(wanted.split())) == {
+    assert set_keys(config, changes(wanted.split())) == {
         "bf16": {"enabled": True},
         "zero_optimization": {"stage": 2},
         "optimizer": {"type": "Lion"},
@@ -80,4 +81,4 @@ def test_a_setting_that_is_none_is_refused_in_words() -> None:
         with pytest.raises(SpmdZeroUsageError, match="write KEY=VALUE, such as"):
             changes([text])
     with pytest.raises(SpmdZeroUsageError, match=r"bf16 is True in the config, and holds no keys"):
-        changed({"bf16": True}, {"bf16.enabled": True})
+        set_keys({"bf16": True}, {"bf16.enabled": True})

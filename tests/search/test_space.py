@@ -21,7 +21,7 @@ from spmdzero.search._knobs import Blocks, Candidate
 from spmdzero.search._learnt import Seen, predicted
 from spmdzero.search._model import Forward, seen_forward
 from spmdzero.search._result import TrainingPlan
-from spmdzero.search._rough import Estimate, Rough, plans
+from spmdzero.search._rough import Estimate, Rough
 from spmdzero.search._space import own_candidate, space
 from tests.search.models import CONFIG, LENGTH, ROWS, WIDTH, WORDS, Net, tokens
 
@@ -201,8 +201,7 @@ def estimated(candidate: Candidate, *, blocks: int = 8, width: int = 4096) -> Ro
     model = net(width=width, blocks=blocks)
     asked = asked_for({**CONFIG, "bf16": {"enabled": True}}, tokens(1024), global_batch=None)
     forward = seen_forward(model, asked)
-    planned = plans(asked, model, devices=8, blocks=forward.blocks)
-    found = Estimate(planned, forward, V5E)(candidate)
+    found = Estimate(asked, model, forward, V5E)(candidate)
     assert found is not None
     return found
 
