@@ -47,9 +47,10 @@ def calibrate(
     from spmdzero.explain import _calibration as of
 
     path = file or of.own_file()
-    found = of.read(path) if path.is_file() else of.read(of.SHIPPED)
+    known = path if path.is_file() else of.SHIPPED
+    found = of.read(known)
     if add is None and remove is None:
-        typer.echo("\n".join(_lines(found, path if path.is_file() else of.SHIPPED)))
+        typer.echo("\n".join(_lines(found, known)))
         return
     rows = list(found.rows)
     if remove is not None:

@@ -135,7 +135,6 @@ def _put_together(
 
     def way(trial: Trial) -> Way:
         time = trial.explanation.times[0] if trial.explanation and trial.explanation.times else None
-        scaled = None if time is None else time.calibrated
         seconds = trial.seconds
         rate = None if seconds is None else counted / seconds / chips
         per_million = None if rate is None or price is None else price / 3600 / rate * 1e6
@@ -144,9 +143,7 @@ def _put_together(
             keys=asked.keys_of(trial.candidate.keys(blocks=blocks)),
             yours=trial.candidate == found.own,
             seconds=trial.seconds,
-            calibrated=None if scaled is None else scaled.seconds,
-            low=None if scaled is None else scaled.low,
-            high=None if scaled is None else scaled.high,
+            calibrated=None if time is None else time.calibrated,
             peak=trial.peak,
             room=topology.chip.hbm_bytes,
             fits=trial.fits,

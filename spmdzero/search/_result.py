@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from spmdzero._document import Document
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.explain import Explanation
+from spmdzero.explain import Calibrated, Explanation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +21,8 @@ class Way:
         keys: dotted key of the JSON -> value.
         yours: whether it is what the user's own JSON says.
         seconds: of a step, by the compiler; None if it doesn't fit.
-        low, high: the interval of the calibrated time, seconds; None where no measured step of the
-            generation is known.
-        calibrated: the calibrated time, seconds; None likewise.
+        calibrated: the time on the scale of measured steps, with its interval; None where it isn't
+            known, see `StepTime.calibrated`.
         peak: bytes of a device.
         room: bytes that a device has.
         fits: whether the peak is within it.
@@ -42,9 +41,7 @@ class Way:
     keys: Mapping[str, Any]
     yours: bool = False
     seconds: float | None = None
-    calibrated: float | None = None
-    low: float | None = None
-    high: float | None = None
+    calibrated: Calibrated | None = None
     peak: int = 0
     room: int = 0
     fits: bool = False

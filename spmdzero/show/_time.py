@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from spmdzero._display import page_of
-from spmdzero.explain import SHORTEST, Share, StepTime, siblings
+from spmdzero.explain import SHORTEST, Calibrated, Share, StepTime, siblings
 from spmdzero.plan import sized
 from spmdzero.show._bar import Bar, Segment
 from spmdzero.show._page import Page, Part, Table
@@ -140,13 +140,15 @@ def milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:,.3f} ms"
 
 
-def calibrated(time: StepTime) -> str:
-    """The time on the scale of measured steps, such as ``calibrated 95.1 (82.0 to 110)``, or ""."""
-    found = time.calibrated
+def and_calibrated(said: str, found: Calibrated | None) -> str:
+    """A time and, where it is known, the one on the scale of measured steps.
+
+    Such as ``92.0 ms, calibrated 95.1 (82.0 to 110)``.
+    """
     if found is None:
-        return ""
+        return said
     seconds, low, high = (short(1e3 * s) for s in (found.seconds, found.low, found.high))
-    return f"calibrated {seconds} ({low} to {high})"
+    return f"{said}, calibrated {seconds} ({low} to {high})"
 
 
 def short(number: float) -> str:

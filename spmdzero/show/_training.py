@@ -8,6 +8,7 @@ from spmdzero.plan import sized
 from spmdzero.search import TrainingPlan, Way
 from spmdzero.show._explanation import explanation_parts
 from spmdzero.show._page import About, Folded, Heading, InHtml, Lines, Page, Part, Table, Verbatim
+from spmdzero.show._time import and_calibrated
 
 _DAY = 86_400
 _REFUSED = 90  # characters
@@ -58,7 +59,7 @@ def _headline(plan: TrainingPlan) -> str:
     if best is None:
         larger = f" Something may fit {plan.larger}: --tpu {plan.larger}." if plan.larger else ""
         return f"Nothing that was compiled fits {plan.slice}.{larger}"
-    said = [f"Best on {plan.slice}: {best.words}", f"{_seconds(best)} a step"]
+    said = [f"Best on {plan.slice}: {best.words}", _seconds(best, of=" a step")]
     if best.mfu is not None:
         said.append(f"MFU {100 * best.mfu:.1f} %")
     if best.run_seconds is not None:
@@ -78,7 +79,7 @@ def _ways(plan: TrainingPlan) -> Table:
         rows.append([mark, way.words, *_cells(way), *([_price(way)] if priced else [])])
     notes = ["times, rates and prices are by libtpu's own estimate"]
     if any(way.calibrated is not None for way in plan.ways):
-        notes.append("behind it the interval of the calibrated time, by steps that were measured")
+        notes.append("calibrated: on the scale of steps that were measured, with its interval")
     if any(not way.whole and way.fits for way in plan.ways):
         notes.append("* by two and four blocks, the rest in proportion")
     return Table(headers=headers, rows=rows, numbers=range(2, 7), notes=notes)
@@ -94,12 +95,10 @@ def _cells(way: Way) -> list[str]:
             way.waits]  # fmt: skip
 
 
-def _seconds(way: Way) -> str:
+def _seconds(way: Way, *, of: str = "") -> str:
     assert way.seconds is not None
-    said = f"{1e3 * way.seconds:,.2f}{'' if way.whole else ' *'}"
-    if way.calibrated is None or way.low is None or way.high is None:
-        return f"{said} ms"
-    return f"{said} ms, calibrated {1e3 * way.low:,.0f} to {1e3 * way.high:,.0f}"
+    said = f"{1e3 * way.seconds:,.2f}{'' if way.whole else ' *'} ms{of}"
+    return and_calibrated(said, way.calibrated)
 
 
 def _percent(share: float | None) -> str:

@@ -7,7 +7,7 @@ from html import escape
 from spmdzero.explain import CHIPS, Explanation, StepTime, Verdict
 from spmdzero.plan import sized
 from spmdzero.show._bar import HUES, legend
-from spmdzero.show._time import calibrated, rate, short, utilisation
+from spmdzero.show._time import and_calibrated, rate, short, utilisation
 
 _GOOD, _BAD, _NEITHER = "#3a9a5b", "#d64545", "#888888"
 _SAID = {True: "Fits", False: "Doesn't fit"}
@@ -103,11 +103,7 @@ class Card:
             figures.append(f"Enough has {has}" if has else "No chip has as much")
         if self.time is not None:
             figures += [
-                ", ".join(
-                    filter(
-                        None, (f"{short(1e3 * self.time.seconds)} ms a step", calibrated(self.time))
-                    )
-                ),
+                and_calibrated(f"{short(1e3 * self.time.seconds)} ms a step", self.time.calibrated),
                 self._rate(self.time),
                 utilisation(self.time),
             ]
