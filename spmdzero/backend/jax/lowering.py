@@ -32,6 +32,7 @@ def lowered(tensors: Sequence[torch.Tensor]) -> Any:
         [leaf.array for leaf in ready.leaves],
         donated=ready.donated,
         shardings=ready.shardings,
+        mesh=ready.mesh,
         platform=None if platform == runtime.platform() else platform,
     )
 

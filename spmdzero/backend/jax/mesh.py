@@ -42,6 +42,7 @@ class DeviceMesh:
 
     def __post_init__(self) -> None:
         compilations.mesh = self.devices
+        compilations.meshes.add(self.devices)
         _host.traffic.place = self._put_whole
         if self.across is not None:
             _host.traffic.place_own = self._put_own

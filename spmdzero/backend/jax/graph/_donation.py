@@ -7,6 +7,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from spmdzero.backend.jax.graph._by_mesh import mesh_of
 from spmdzero.backend.jax.graph._graph import Graph
 from spmdzero.backend.jax.graph._graph_function import marked_spec
 from spmdzero.backend.jax.lazy._values import Value
@@ -18,6 +19,7 @@ class Arranged:
 
     Attributes:
         graph: the operations.
+        mesh: over which it runs.
         leaves: its inputs.
         order: for each output its index among the requested values.
         shardings: of the outputs, None for the compiler's choice.
@@ -25,6 +27,7 @@ class Arranged:
     """
 
     graph: Graph
+    mesh: Mesh
     leaves: list[Value]
     order: list[int]
     shardings: list[Any]
@@ -33,7 +36,7 @@ class Arranged:
 
 def arranged(
     roots: Sequence[Value],
-    mesh: Mesh,
+    latest: Mesh,
     *,
     donate: bool = True,
     ended: Mapping[int, int] = MappingProxyType({}),
@@ -42,16 +45,18 @@ def arranged(
 
     Args:
         roots: pending values.
-        mesh: over which the graph runs.
+        latest: the mesh over which the graph runs, if none of its operations has one.
         donate: whether inputs that no tensor holds any more are donated.
         ended: id of a value -> how many of its holders let it go when the graph is started.
     """
     graph, leaves = Graph.of(roots)
+    mesh = mesh_of(graph, latest)
     shardings = marked_spec(graph, mesh)
     given = _given_away(graph, leaves, roots, shardings, ended) if donate else {}
     order = in_order(given, len(roots))
     return Arranged(
         graph=graph.ordered(order),
+        mesh=mesh,
         leaves=leaves,
         order=order,
         shardings=[shardings[place] for place in order],

@@ -19,6 +19,7 @@ from spmdzero.backend._traced import is_tracing_only
 from spmdzero.backend.hosts._watching import note_joint, note_started, waiting
 from spmdzero.backend.jax._versions import lowered_for, wide_numbers
 from spmdzero.backend.jax.graph._blame import UnloweredError, blamed
+from spmdzero.backend.jax.graph._by_mesh import by_mesh
 from spmdzero.backend.jax.graph._disk_cache import KeptPrograms, Ready
 from spmdzero.backend.jax.graph._donation import Arranged, arranged
 from spmdzero.backend.jax.graph._graph import Graph
@@ -100,7 +101,8 @@ class Compilations:
         count, seconds: number of compiled programs, and the time that they took.
         lowered, loaded: number of programs that JAX lowered, and that were read from `folder`.
         aliased: number of inputs whose memory the latest program gives to outputs.
-        mesh: over which programs run; all devices.
+        mesh: of the engine that was made last: over which programs without a mesh of their own run.
+        meshes: of all engines that were made.
         folder: programs that other processes compiled, None for none.
     """
 
@@ -108,11 +110,16 @@ class Compilations:
         self.count, self.seconds, self.aliased = 0, 0.0, 0
         self.lowered = self.loaded = 0
         self.mesh: Any = None
+        self.meshes = set[Any]()
         self.folder: KeptPrograms | None = None
         self._kept: OrderedDict[Any, Executable] = OrderedDict()
         # Keys of programs compiled with Python's floats as constants; the floats aren't in the
         # keys.
         self._with_constants: set[Any] = set()
+
+    def grouped(self, roots: list[Value]) -> list[list[Value]]:
+        """The pending values of each mesh."""
+        return [roots] if len(self.meshes) < 2 else by_mesh(roots, self.mesh)
 
     def executable(
         self,
@@ -230,7 +237,7 @@ def compiled(ready: Arranged) -> tuple[Executable, list[Any]]:
     put(ready.leaves)
     arrays = [leaf.array for leaf in ready.leaves]
     program = compilations.executable(
-        ready.graph, arrays, donated=ready.donated, shardings=ready.shardings
+        ready.graph, arrays, donated=ready.donated, shardings=ready.shardings, mesh=ready.mesh
     )
     return program, arrays
 
@@ -265,8 +272,17 @@ def _start(roots: Sequence[Value], *, donate: bool) -> None:
     wanted = [root for root in unique.values() if root.node is not None]
     if not wanted:
         return
-    # Operations on tensors without data stay pending, and may need what no tensor holds any more.
-    ready = arranged(wanted, compilations.mesh, donate=donate and not is_tracing_only())
+    groups = compilations.grouped(wanted)
+    for values in groups:
+        # Operations that stay pending may need what no tensor holds any more: those on tensors
+        # without data, and those of the meshes that follow.
+        last = values is groups[-1]
+        _start_together(values, donate=donate and last and not is_tracing_only())
+
+
+def _start_together(wanted: Sequence[Value], *, donate: bool) -> None:
+    """Computes pending values of one mesh, by one program."""
+    ready = arranged(wanted, compilations.mesh, donate=donate)
     wanted = [wanted[place] for place in ready.order]
     try:
         program, arrays = compiled(ready)

@@ -162,6 +162,8 @@ def build(
         return None
     # As `pending_values` has them: so a step that is recorded has the same program.
     wanted = sorted({id(value): value for value in (*roots, *made)}.values(), key=_serial)
+    if len(compilations.grouped(wanted)) > 1:
+        return None
     ready = arranged(wanted, compilations.mesh, ended=ended)
     outputs, leaves = [wanted[place] for place in ready.order], ready.leaves
     begun = {id(value): place for place, value in enumerate([*given, *roots])}
