@@ -1,4 +1,4 @@
-"""Counts a forward's products, and what it keeps for backward, on the meta device."""
+"""Counts a forward's products, and what it keeps for backward, without values."""
 
 import collections
 import contextlib
@@ -57,14 +57,14 @@ class Forward:
 
 
 def seen_forward(model: nn.Module, asked: Asked) -> Forward:
-    """Runs the forward of a model on the meta device, and counts.
+    """Runs the forward of a model without values, and counts.
 
     Args:
         model: on the meta device; it stays as it is.
         asked: what the user wrote.
 
     Raises:
-        SpmdZeroUsageError: the forward doesn't run on the meta device.
+        SpmdZeroUsageError: the forward doesn't run without values.
     """
     dtype = PrecisionPolicy.from_config(load_config({**asked.config, ROWS: 1})).parameter
     return _seen(copy.deepcopy(model).to(dtype), asked)
@@ -73,16 +73,15 @@ def seen_forward(model: nn.Module, asked: Asked) -> Forward:
 def _seen(model: nn.Module, asked: Asked) -> Forward:
     # transformers asks tensors without values whether they have any, and knows torch's own kind.
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    args, kwargs = map_tensors(
-        inputs_of(asked.batch_of(_ROWS)), lambda _, tensor: mode.from_tensor(tensor)
-    )
+    fakes = _Fakes(mode)
+    fakes.put_into(model)
+    args, kwargs = map_tensors(inputs_of(asked.batch_of(_ROWS)), lambda _, tensor: fakes.of(tensor))
     blocks = candidates(model)
     rows = collections.Counter(block.series for block in blocks.values())
     longest = max(rows, key=rows.__getitem__, default=None)
     own = {key: block for key, block in blocks.items() if block.series == longest}
     name = next((found.name for found in own.values()), "")
-    parameters = [mode.from_tensor(parameter) for parameter in model.parameters()]
-    watch = _Watch(model, own, parameters)
+    watch = _Watch(model, own, list(model.parameters()))
     # It logs what an operation refuses at length, and the error below says it.
     torchs = logging.getLogger("torch._subclasses.fake_tensor")
     loud, torchs.disabled = torchs.disabled, True
@@ -92,9 +91,9 @@ def _seen(model: nn.Module, asked: Asked) -> Forward:
     except Exception as error:
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise SpmdZeroUsageError(
-            f"the forward of {type(model).__name__} doesn't run on the meta device, where tensors "
-            f"have shapes and no values, with inputs of {_ROWS} rows: {said[0]}. A step that is "
-            "planned is never run, so a forward that reads values of its tensors can't be planned"
+            f"the forward of {type(model).__name__} doesn't run with tensors that have shapes and "
+            f"no values, with inputs of {_ROWS} rows: {said[0]}. A step that is planned is never "
+            "run, so a forward that reads values of its tensors can't be planned"
         ) from error
     finally:
         torchs.disabled = loud
@@ -111,6 +110,33 @@ def _seen(model: nn.Module, asked: Asked) -> Forward:
         pairs=watch.pairs / _ROWS,
         fuses=fuses_losses(model),
     )
+
+
+class _Fakes:
+    """Tensors without values that say they are a CPU's: torch has no autocast for "meta"."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        # The first of each pair is held, as its id counts only while it lives.
+        self._made = dict[int, tuple[torch.Tensor, torch.Tensor]]()
+
+    def put_into(self, model: nn.Module) -> None:
+        """Replaces all tensors of a model, those that several modules share by one."""
+        for module in model.modules():
+            everything: list[dict[str, Any]] = [module._parameters, module._buffers, vars(module)]
+            for held in everything:
+                tensors = {n: t for n, t in held.items() if isinstance(t, torch.Tensor)}
+                held.update({name: self.of(tensor) for name, tensor in tensors.items()})
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The fake of a tensor: a parameter of a parameter."""
+        if id(tensor) not in self._made:
+            with self._mode:
+                made = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            made = nn.Parameter(made) if isinstance(tensor, nn.Parameter) else made
+            made.requires_grad_(tensor.requires_grad)
+            self._made[id(tensor)] = tensor, made
+        return self._made[id(tensor)][1]
 
 
 def _vocabulary(model: nn.Module, blocks: Mapping[int, Any]) -> int:
