@@ -1,7 +1,6 @@
-"""Finds the quickest way to train: many by an estimate, some by the compiler, the best whole."""
+"""Finds the quickest way to train: many by an estimate, some by the compiler."""
 
 import contextlib
-import copy
 import gc
 import logging
 import math
@@ -16,7 +15,7 @@ from spmdzero.errors import SpmdZeroError
 from spmdzero.explain import Explanation, StepAhead, Topology, trace_ahead
 from spmdzero.plan import sized
 from spmdzero.search._asked import Asked
-from spmdzero.search._knobs import Blocks, Candidate
+from spmdzero.search._knobs import Candidate
 from spmdzero.search._learnt import Seen, predicted
 from spmdzero.search._model import Forward
 from spmdzero.search._rough import Estimate, Rough
@@ -26,12 +25,6 @@ logger = logging.getLogger("spmdzero")
 PREFIX = "plan: "
 """What the search's lines of the log begin with."""
 
-# More blocks than this, if they are compiled one by one, are looked at by two and four of them
-# first. Of fewer the whole takes hardly longer: libtpu compiles equal operations once.
-_MANY_BLOCKS = 16
-_FEW, _MORE = 2, 4
-# Candidates that were seen by some of their blocks and are compiled whole.
-_FINALISTS = 3
 # A candidate whose expected peak is nearer to the chip's memory than this is expected not to fit.
 _MARGIN = 0.97
 # What is expected to take longer than the best by this factor is not compiled: an expected time is
@@ -39,9 +32,11 @@ _MARGIN = 0.97
 _WORTH = 1.1
 # The share of a step that the chip waits for the wire, from which on flags are tried that hide it.
 _WORTH_FLAGS = 0.1
-# Expected times that differ by less than this share are about equal.
+# Times that differ by less than this share are about equal.
 _EQUAL = 0.02
 _AT_ONCE, _LARGE = 2, 8_000_000_000
+# The search ends after so many rounds in a row of what fits and is no quicker than the best.
+_PATIENCE = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +49,8 @@ class Trial:
         peak: bytes of a device; 0 if it was refused. Where what rests between steps has no room,
             nothing is compiled, and they are these.
         fits: whether the peak is within the chip's memory.
-        explanation: of the whole step; None where only some blocks were compiled.
+        explanation: of the step; None if it was not compiled.
         refused: why it can't be, "" if it can.
-        off: the seconds of the whole over those that two and four blocks had said; None unless both
-            are known.
     """
 
     candidate: Candidate
@@ -66,7 +59,6 @@ class Trial:
     fits: bool = False
     explanation: Explanation | None = None
     refused: str = ""
-    off: float | None = None
 
 
 @dataclass(kw_only=True)
@@ -92,15 +84,10 @@ class Found:
     refused: Mapping[str, Candidate] = field(default_factory=dict)
 
     @property
-    def latest(self) -> list[Trial]:
-        """The last trial of each candidate: the whole step, where some blocks came before."""
-        return list({trial.candidate: trial for trial in self.trials}.values())
-
-    @property
     def ranked(self) -> list[Trial]:
         """All that fits, the quickest first."""
-        fitting = [trial for trial in self.latest if trial.fits]
-        return sorted(fitting, key=lambda t: (t.seconds or 0.0, t.candidate.plainness))
+        fitting = [trial for trial in self.trials if trial.fits]
+        return sorted(fitting, key=lambda t: (_seconds(t), t.candidate.plainness))
 
 
 class Funnel:
@@ -114,7 +101,7 @@ class Funnel:
         candidates: all ways to train.
         estimate: estimates one of them.
         own: the user's JSON.
-        programs: the most programs to compile before the finalists.
+        programs: the most programs to compile.
     """
 
     def __init__(
@@ -125,6 +112,7 @@ class Funnel:
         self._blocks = forward.blocks
         self._candidates, self._estimate = candidates, estimate
         self._programs, self._spent, self._took = programs, 0, list[float]()
+        self._in_vain = 0
         self._rough: dict[Candidate, Rough] = {}
         self._refused: list[Candidate] = []
         self.seen: list[Seen] = []
@@ -140,7 +128,6 @@ class Funnel:
             with _only_our_lines():
                 self._estimate_all()
                 self._compile()
-                self._compile_finalists()
                 self._try_flags()
         except KeyboardInterrupt:
             self.found.stopped = "it was interrupted: this is the best so far"
@@ -172,11 +159,10 @@ class Funnel:
         asked: set[Candidate] = set()
         with ThreadPoolExecutor(self._at_once) as pool:
             try:
-                while True:
+                while self._in_vain < _PATIENCE:
                     together: list[tuple[_Running, Future[None]]] = []
                     while len(together) < self._at_once:
-                        beside = together[0][0].candidate if together else None
-                        candidate = self._next(asked, beside=beside)
+                        candidate = self._next(asked)
                         if candidate is None:
                             break
                         asked.add(candidate)
@@ -185,20 +171,24 @@ class Funnel:
                             together.append((begun, pool.submit(begun.compile)))
                     if not together:
                         return
-                    for begun, future in together:
-                        self._end(begun, future)
+                    self._end_round(together)
+                self.found.stopped = "the last programs that fit were no quicker"
             except KeyboardInterrupt:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _next(self, asked: set[Candidate], *, beside: Candidate | None) -> Candidate | None:
-        """The candidate that is expected to be quickest; None if the search or a round is over.
+    def _end_round(self, together: "list[tuple[_Running, Future[None]]]") -> None:
+        before = next(iter(self.found.ranked), None)
+        for begun, future in together:
+            self._end(begun, future)
+        best = next(iter(self.found.ranked), None)
+        if best is None or not any(t.fits for t in self.found.trials[-len(together) :]):
+            return
+        quicker = before is None or _seconds(best) < (1 - _EQUAL) * _seconds(before)
+        self._in_vain = 0 if quicker else self._in_vain + 1
 
-        Args:
-            asked: what was compiled before.
-            beside: what this round compiles already. No step can be traced for another mesh while
-                an engine of its mesh lives.
-        """
+    def _next(self, asked: set[Candidate]) -> Candidate | None:
+        """The candidate that is expected to be quickest, of those not in `asked`; None to end."""
         if self._spent >= self._programs:
             self.found.stopped = f"{self._programs} programs were looked at (--programs)"
             return None
@@ -212,7 +202,7 @@ class Funnel:
         expected = {
             candidate: predicted(candidate, rough, self.seen, refused=self._refused)
             for candidate, rough in self._rough.items()
-            if candidate not in asked and (beside is None or candidate.mesh == beside.mesh)
+            if candidate not in asked
         }
         fitting = {c: r for c, r in expected.items() if self._expected_to_fit(r)}
         if not fitting:
@@ -222,41 +212,27 @@ class Funnel:
             # What is nearest to fitting tells whether anything does.
             return min(expected, key=lambda c: expected[c].states + expected[c].rest)
         # Of those that are expected to be about equal the plainest is tried, not each.
-        best = min(
-            fitting, key=lambda c: (round(math.log(fitting[c].seconds) / _EQUAL), c.plainness)
-        )
+        best = min(fitting, key=lambda c: _order(c, fitting[c].seconds))
         ranked = self.found.ranked
-        if ranked and fitting[best].seconds > _WORTH * (ranked[0].seconds or 0.0):
+        if ranked and fitting[best].seconds > _WORTH * _seconds(ranked[0]):
             self.found.stopped = "no other way is expected to be quicker"
             return None
         return best
 
-    def _begin(self, candidate: Candidate, *, whole: bool = False) -> "_Running | None":
+    def _begin(self, candidate: Candidate) -> "_Running | None":
         """Traces a candidate; None if it is refused, which is noted."""
-        counts: tuple[int | None, ...] = (None,)
-        many = self._blocks.count > _MANY_BLOCKS and not candidate.scan and not candidate.kept
-        if many and not whole:
-            counts = (_FEW, _MORE)
         config = self._asked.config_of(candidate.keys(blocks=self._blocks))
         replicas = self._topology.devices // (candidate.sequence * candidate.tensor)
         batch = self._asked.batch_of(candidate.rows * replicas)
         try:
-            steps = [
-                trace_ahead(self._cut(count), config, batch, self._topology) for count in counts
-            ]
+            step = trace_ahead(self._model, config, batch, self._topology)
         except Exception as error:
             # The user's own code runs here, also in ways in which he hasn't run it.
             self._refuse(candidate, error)
             return None
-        self._spent += sum(len(step.programs) for step in steps)
-        self._say(
-            f"compiling {candidate.words()}"
-            + (f" by {_FEW} and {_MORE} of {self._blocks.count} blocks" if len(steps) > 1 else "")
-        )
-        return _Running(candidate=candidate, steps=steps, begin=time.monotonic())
-
-    def _cut(self, count: int | None) -> nn.Module:
-        return self._model if count is None else cut(self._model, self._blocks, count)
+        self._spent += len(step.programs)
+        self._say(f"compiling {candidate.words()}")
+        return _Running(candidate=candidate, step=step, begin=time.monotonic())
 
     def _refuse(self, candidate: Candidate, error: Exception) -> None:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -270,37 +246,24 @@ class Funnel:
     def _end(self, running: "_Running", future: "Future[None]") -> None:
         try:
             future.result()
-            explained = [step.explained() for step in running.steps]
+            explanation = running.step.explained()
         except (SpmdZeroError, RuntimeError) as error:
             self._refuse(running.candidate, error)
             return
-        trial = self._trial(running.candidate, explained)
+        verdict = explanation.verdicts[0]
+        seconds = explanation.times[0].seconds if explanation.times else None
+        trial = Trial(
+            candidate=running.candidate, seconds=seconds, peak=verdict.peak,
+            fits=verdict.fits is True and seconds is not None, explanation=explanation,
+        )  # fmt: skip
         self.found.trials.append(trial)
         self.seen.append(
             Seen(candidate=trial.candidate, rough=self._rough[trial.candidate],
                  seconds=trial.seconds, peak=trial.peak)
         )  # fmt: skip
         self._took.append(time.monotonic() - running.begin)
-        running.steps.clear()
         gc.collect()
         self._say(f"{self._words(trial)}{self._left()}")
-
-    def _trial(self, candidate: Candidate, explained: list[Explanation]) -> Trial:
-        room = self._topology.chip.hbm_bytes
-        peaks = [each.verdicts[0].peak for each in explained]
-        times = [each.times[0].seconds if each.times else None for each in explained]
-        if len(explained) == 1:
-            fits = explained[0].verdicts[0].fits is True and times[0] is not None
-            return Trial(candidate=candidate, seconds=times[0], peak=peaks[0], fits=fits,
-                         explanation=explained[0])  # fmt: skip
-        peak = round(self._line(peaks[0], peaks[1]))
-        fits = peak <= room and None not in times
-        seconds = self._line(times[0], times[1]) if fits else None  # type: ignore[bad-argument-type]
-        return Trial(candidate=candidate, seconds=seconds, peak=peak, fits=fits)
-
-    def _line(self, few: float, more: float) -> float:
-        """The figure of all blocks, on the line through those of few and of more."""
-        return few + (more - few) / (_MORE - _FEW) * (self._blocks.count - _FEW)
 
     def _words(self, trial: Trial) -> str:
         if not trial.fits:
@@ -318,16 +281,7 @@ class Funnel:
         if not left or not self._took:
             return ""
         each = sum(self._took) / len(self._took) / self._at_once
-        return f"; {left} programs are left, about {left * each:,.0f} s"
-
-    def _compile_finalists(self) -> None:
-        """Compiles whole what was seen by some of its blocks, of the best three."""
-        for trial in self.found.ranked[:_FINALISTS]:
-            if trial.explanation is None:
-                self._compile_whole(trial.candidate)
-                latest = self.found.trials[-1]
-                if latest.seconds is not None and trial.seconds is not None:
-                    self.found.trials[-1] = replace(latest, off=latest.seconds / trial.seconds)
+        return f"; at most {left} more programs, about {left * each:,.0f} s"
 
     def _try_flags(self) -> None:
         """Compiles the best with its generation's flags, where they have something to hide.
@@ -342,7 +296,7 @@ class Funnel:
         share = taken.exposed / taken.seconds
         if share > _WORTH_FLAGS:
             self._rough[flagged] = self._rough[best.candidate]
-            self._compile_whole(flagged)
+            self._compile_alone(flagged)
         elif taken.exposed:
             self.found.notes.append(
                 f'The chip waits {100 * share:.1f} % of the step for the wire, of which "spmd": '
@@ -350,24 +304,32 @@ class Funnel:
                 "times as long to compile."
             )
 
-    def _compile_whole(self, candidate: Candidate) -> None:
+    def _compile_alone(self, candidate: Candidate) -> None:
         with ThreadPoolExecutor(1) as pool:
-            begun = self._begin(candidate, whole=True)
+            begun = self._begin(candidate)
             if begun is not None:
                 self._end(begun, pool.submit(begun.compile))
 
 
+def _order(candidate: Candidate, seconds: float) -> tuple[int, int, float]:
+    return round(math.log(seconds) / _EQUAL), candidate.plainness, seconds
+
+
+def _seconds(trial: Trial) -> float:
+    assert trial.seconds is not None
+    return trial.seconds
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Running:
-    """A candidate that is being compiled: whole, or by some of its blocks."""
+    """A candidate that is being compiled."""
 
     candidate: Candidate
-    steps: list[StepAhead]
+    step: StepAhead
     begin: float
 
     def compile(self) -> None:
-        for step in self.steps:
-            step.compile()
+        self.step.compile()
 
 
 @contextlib.contextmanager
@@ -382,11 +344,3 @@ def _only_our_lines() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(ours)
-
-
-def cut(model: nn.Module, blocks: Blocks, count: int) -> nn.Module:
-    """A copy of a model on the meta device with only the first `count` of its blocks."""
-    copied = copy.deepcopy(model)
-    row = copied.get_submodule(blocks.name)
-    del row[count:]  # type: ignore[unsupported-operation]
-    return copied

@@ -71,8 +71,8 @@ def plan_for(
 
     Raises:
         SpmdZeroUsageError: a topology that is unknown, or has a different number of devices; a
-            batch that no mesh divides; a model whose forward doesn't run on the meta device; a
-            number that is none.
+            batch that no mesh divides; a model whose forward doesn't run without values; a number
+            that is none.
         SpmdZeroConfigError: the JSON is refused.
         SpmdZeroRuntimeError: libtpu is missing, or no way to train can be traced.
     """
@@ -102,10 +102,10 @@ def plan_for(
     )  # fmt: skip
     with keeping_programs(Path(cache) if cache is not None else _CACHE):
         found = funnel.run()
-    if found.latest and all(trial.refused for trial in found.latest):
+    if found.trials and all(trial.refused for trial in found.trials):
         raise SpmdZeroRuntimeError(
             f"none of the ways to train that were tried can be traced for {topology.name}; the "
-            f"first, {found.latest[0].candidate.words()}, ended in: {found.latest[0].refused}"
+            f"first, {found.trials[0].candidate.words()}, ended in: {found.trials[0].refused}"
         )
     took = time.monotonic() - begin
     made = _put_together(found, asked, topology, blocks, bare, tokens, price, took)
@@ -147,8 +147,6 @@ def _put_together(
             peak=trial.peak,
             room=topology.chip.hbm_bytes,
             fits=trial.fits,
-            whole=trial.explanation is not None,
-            off=trial.off,
             rate=rate,
             mfu=None if time is None else time.mfu,
             hfu=None if time is None else time.hfu,
@@ -160,7 +158,7 @@ def _put_together(
         )
 
     ranked = found.ranked
-    shown = [*ranked, *(trial for trial in found.latest if not trial.fits)]
+    shown = [*ranked, *(trial for trial in found.trials if not trial.fits)]
     best = ranked[0] if ranked else None
     keys = {} if best is None else asked.keys_of(best.candidate.keys(blocks=blocks))
     parameters = sum(parameter.numel() for parameter in model.parameters())

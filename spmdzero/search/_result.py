@@ -26,8 +26,6 @@ class Way:
         peak: bytes of a device.
         room: bytes that a device has.
         fits: whether the peak is within it.
-        whole: whether the whole step was compiled, and not only two and four of its blocks.
-        off: of such a step the seconds of the whole over those that the blocks had said.
         rate: tokens (or rows) per second and chip.
         mfu, hfu: shares of the chip's peak, see `StepTime`; None where they aren't known.
         waits: what the step waits for, in words.
@@ -45,8 +43,6 @@ class Way:
     peak: int = 0
     room: int = 0
     fits: bool = False
-    whole: bool = True
-    off: float | None = None
     rate: float | None = None
     mfu: float | None = None
     hfu: float | None = None

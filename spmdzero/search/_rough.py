@@ -29,8 +29,9 @@ _EXPOSED = {"none": 0.6}
 _EXPOSED_BY_FLAGS = 0.3
 # The part of a chip's links that go along one axis of a slice.
 _LINKS = 0.5
-# A loop copies what its blocks keep into a stack and out of it, and overlaps less.
-_LOOP = 1.15
+# How often a loop over blocks passes over the stack of what they keep: it makes zeros, copies into
+# them and out of them.
+_STACKED = 6
 # Backward needs one block's own values while it computes them again.
 _GRADIENTS_OF_OUTPUT = 2
 
@@ -90,12 +91,10 @@ class Estimate:
     def _share(self, candidate: Candidate) -> int:
         return candidate.sequence * candidate.tensor
 
-    def _kept(self, candidate: Candidate) -> float:
-        """Bytes that a device keeps of a micro-batch's forward."""
+    def _kept_by_blocks(self, candidate: Candidate) -> float:
+        """Bytes that a device keeps of a micro-batch's forward in all blocks."""
         forward, blocks = self._forward, self._forward.blocks
-        whole, inputs = forward.block_kept, forward.block_inputs
-        if candidate.attention == "plain":
-            whole += forward.pairs
+        whole, inputs = self._held(candidate), forward.block_inputs
         again = {
             "nothing": whole,
             "dots": max(inputs, _DOTS * whole),
@@ -103,11 +102,21 @@ class Estimate:
             "offload": inputs / max(blocks.count, 1),
         }[candidate.recompute]
         part = candidate.kept / blocks.count if blocks.count else 0.0
-        kept = part * whole + (1 - part) * again
-        if candidate.recompute != "nothing" and blocks.count:
-            kept += whole / blocks.count
+        return candidate.rows * (part * whole + (1 - part) * again) / self._share(candidate)
+
+    def _kept(self, candidate: Candidate) -> float:
+        """Bytes that a device keeps of a micro-batch's forward, with one block's own again."""
+        forward, blocks = self._forward, self._forward.blocks
         outside = forward.kept - (forward.logits if candidate.fused_loss else 0.0)
-        return candidate.rows * (kept + outside) / self._share(candidate)
+        if candidate.recompute != "nothing" and blocks.count:
+            outside += self._held(candidate) / blocks.count
+        own = candidate.rows * outside / self._share(candidate)
+        return self._kept_by_blocks(candidate) + own
+
+    def _held(self, candidate: Candidate) -> float:
+        """Bytes that autograd would keep of a row in all blocks, if nothing were computed again."""
+        pairs = self._forward.pairs if candidate.attention == "plain" else 0.0
+        return self._forward.block_kept + pairs
 
     def _rest(self, candidate: Candidate, memory: MemoryReport) -> float:
         gathered = 0.0
@@ -139,9 +148,9 @@ class Estimate:
         # The update reads and writes masters and moments; an accumulator is for each micro-batch.
         passed += 2 * (memory[Role.MASTER] + memory[Role.MOMENT])
         passed += 2 * steps * memory[Role.ACCUMULATOR]
-        compute += passed / (_PASSES * chip.hbm_rate)
         if candidate.scan:
-            compute *= _LOOP
+            passed += _STACKED * steps * self._kept_by_blocks(candidate)
+        compute += passed / (_PASSES * chip.hbm_rate)
         wire = self._wire(candidate, elements) / chip.ici_rate
         exposed = _EXPOSED.get(candidate.flags, _EXPOSED_BY_FLAGS) * wire
         # What comes next waits for what crosses, and an axis has a part of the links.

@@ -32,7 +32,7 @@ def reasons(found: Found) -> Iterator[str]:
     best = ranked[0]
     if len(ranked) > 1:
         yield f"Than the next: {_beside(best, ranked[1])}"
-    own = next((t for t in found.latest if t.candidate == found.own), None)
+    own = next((t for t in found.trials if t.candidate == found.own), None)
     if own is None or own is (ranked[1] if len(ranked) > 1 else None):
         return
     if own.candidate == best.candidate:
@@ -90,10 +90,6 @@ def funnel_lines(found: Found, *, seconds: float) -> Sequence[str]:
         f"{found.ways:,} ways to train, {found.fitting:,} of which fit by the plan's bytes; "
         f"{len(made)} compiled in {seconds:,.0f} s. It ended because {found.stopped}."
     ]
-    off = [trial.off for trial in found.trials if trial.off is not None]
-    if off:
-        said = ", ".join(f"{ratio:.3f}" for ratio in off)
-        lines.append(f"The whole step took {said} times what two and four blocks had said.")
     lines += found.notes
     for reason, candidate in found.refused.items():
         lines.append(f"Left out, such as {candidate.words()}: {reason}")

@@ -80,8 +80,6 @@ def _ways(plan: TrainingPlan) -> Table:
     notes = ["times, rates and prices are by libtpu's own estimate"]
     if any(way.calibrated is not None for way in plan.ways):
         notes.append("calibrated: on the scale of steps that were measured, with its interval")
-    if any(not way.whole and way.fits for way in plan.ways):
-        notes.append("* by two and four blocks, the rest in proportion")
     return Table(headers=headers, rows=rows, numbers=range(2, 7), notes=notes)
 
 
@@ -97,7 +95,7 @@ def _cells(way: Way) -> list[str]:
 
 def _seconds(way: Way, *, of: str = "") -> str:
     assert way.seconds is not None
-    said = f"{1e3 * way.seconds:,.2f}{'' if way.whole else ' *'} ms{of}"
+    said = f"{1e3 * way.seconds:,.2f} ms{of}"
     return and_calibrated(said, way.calibrated)
 
 
