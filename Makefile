@@ -204,7 +204,7 @@ soak-hosts: .venv/installed
 	$(BIN)/python -m tests.hosts.test_soak --minutes $(SOAK_MINUTES)
 
 notebooks: .venv/installed
-	SPMDZERO_BACKEND=torch_xla $(BIN)/python -m tests.notebooks.execute
+	SPMDZERO_BACKEND=jax $(BIN)/python -m tests.notebooks.execute
 	$(BIN)/python -m tests.notebooks.picture
 
 docs: .venv/installed
