@@ -35,6 +35,12 @@ _WORTH_FLAGS = 0.1
 # Times that differ by less than this share are about equal.
 _EQUAL = 0.02
 _AT_ONCE, _LARGE = 2, 8_000_000_000
+# What rests in host memory has to be expected to be quicker by this factor: how much of its copies
+# is waited for is the least certain.
+_ON_HOST = 1.1
+# More blocks than this are better a loop, if that is about as quick: each start of a training
+# compiles them.
+_MANY_BLOCKS = 48
 # The search ends after so many rounds in a row of what fits and is no quicker than the best.
 _PATIENCE = 2
 
@@ -212,12 +218,19 @@ class Funnel:
             # What is nearest to fitting tells whether anything does.
             return min(expected, key=lambda c: expected[c].states + expected[c].rest)
         # Of those that are expected to be about equal the plainest is tried, not each.
-        best = min(fitting, key=lambda c: _order(c, fitting[c].seconds))
+        best = min(fitting, key=lambda c: self._order(c, fitting[c].seconds))
         ranked = self.found.ranked
         if ranked and fitting[best].seconds > _WORTH * _seconds(ranked[0]):
             self.found.stopped = "no other way is expected to be quicker"
             return None
         return best
+
+    def _order(self, candidate: Candidate, seconds: float) -> tuple[int, int, float]:
+        expected = seconds * (_ON_HOST if candidate.host else 1.0)
+        knobs = candidate.plainness
+        if self._blocks.count > _MANY_BLOCKS:
+            knobs += -1 if candidate.scan else 1
+        return round(math.log(expected) / _EQUAL), knobs, seconds
 
     def _begin(self, candidate: Candidate) -> "_Running | None":
         """Traces a candidate; None if it is refused, which is noted."""
@@ -309,10 +322,6 @@ class Funnel:
             begun = self._begin(candidate)
             if begun is not None:
                 self._end(begun, pool.submit(begun.compile))
-
-
-def _order(candidate: Candidate, seconds: float) -> tuple[int, int, float]:
-    return round(math.log(seconds) / _EQUAL), candidate.plainness, seconds
 
 
 def _seconds(trial: Trial) -> float:

@@ -53,7 +53,12 @@ def launch(
 
 
 def launch_alone(
-    module: str, *, devices: int, backend: str = "torch_xla", **order: Any
+    module: str,
+    *,
+    devices: int,
+    backend: str = "torch_xla",
+    timeout: float = TIMEOUT_SECONDS,
+    **order: Any,
 ) -> dict[str, Any]:
     """What the module's `measure` answers in a process with so many virtual devices.
 
@@ -61,11 +66,15 @@ def launch_alone(
         ProcessFailedError: it failed, or ran too long.
     """
     told = _devices(devices) | {"SPMDZERO_BACKEND": backend}
-    return _run(module, {"devices": devices, **order}, [told])[0]
+    return _run(module, {"devices": devices, **order}, [told], timeout=timeout)[0]
 
 
 def _run(
-    module: str, order: dict[str, Any], environments: Sequence[dict[str, str]]
+    module: str,
+    order: dict[str, Any],
+    environments: Sequence[dict[str, str]],
+    *,
+    timeout: float = TIMEOUT_SECONDS,
 ) -> list[dict[str, Any]]:
     inherited = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
     with tempfile.TemporaryDirectory() as scratch:
@@ -77,7 +86,7 @@ def _run(
             [inherited | more for more in environments],
             cwd=BENCHMARKS,
             folder=folder,
-            timeout=TIMEOUT_SECONDS,
+            timeout=timeout,
         )
         return [json.loads(answer.read_text()) for answer in answers]
 

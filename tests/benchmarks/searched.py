@@ -1,0 +1,178 @@
+"""What `spmdzero plan` finds beside configs that were written by hand, by the TPU's compiler.
+
+python tests/benchmarks/searched.py                       all of it: some hours on two cores
+python tests/benchmarks/searched.py --only "Llama 8B"     one row
+
+Prints the table of docs/what_to_write.md. Needs no TPU, only `pip install 'jax[tpu]'`; tpu7x needs
+a newer JAX and libtpu than 0.0.21. What a search printed is kept in `out/searched`.
+"""
+
+import argparse
+import dataclasses
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+# Before what a script's own folder would hide.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from harness.launch import launch_alone
+from harness.processes import ProcessFailedError
+
+from spmdzero.explain import Topology
+
+KEPT = Path(__file__).resolve().parents[2] / "out" / "searched"
+TIMEOUT = 2 * 3600  # seconds
+GIB = 2**30
+_AGAIN = {"spmd.recompute": "everything", "spmd.scan": "on", "spmd.fused_loss": True}
+_ON_HOST = {"device": "cpu"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """A search.
+
+    Attributes:
+        case, topology: as in `on_tpu.cases`.
+        by_hand: dotted keys of a config by hand, None where there is none.
+        json_of: a real JSON that it adapts.
+        rows: of each chip, None for the case's.
+        programs: the most that are compiled.
+    """
+
+    case: str
+    topology: str
+    by_hand: dict[str, Any] | None
+    json_of: str | None = None
+    rows: int | None = None
+    programs: int = 8
+
+
+_STAGE = "zero_optimization.stage"
+ROWS: Mapping[str, Row] = {
+    "GPT-2 124M": Row(case="gpt2", topology="v5e:2x4", by_hand={_STAGE: 2}),
+    "Llama 1B": Row(case="llama-2k", topology="v6e:2x4", by_hand={_STAGE: 2}),
+    "Llama 8B": Row(case="llama-8b", topology="v6e:2x4", by_hand={_STAGE: 3, **_AGAIN}),
+    "Qwen3-MoE, 12 layers": Row(
+        case="qwen3-moe", topology="v6e:2x4", by_hand={_STAGE: 3, **_AGAIN}
+    ),
+    "Llama 70B": Row(case="llama-70b", topology="tpu7x:4x4x4", by_hand=None),
+    "FlagEmbedding's stage 0": Row(
+        case="bert", topology="v5e:2x4", json_of="flagembedding_stage0.json", by_hand={}
+    ),
+    "LLaMA-Factory's z2": Row(
+        case="gpt2", topology="v5e:2x4", json_of="llamafactory_z2.json", by_hand={}
+    ),
+    "ms-swift's zero3": Row(
+        case="gpt2", topology="v5e:2x4", json_of="ms_swift_zero3.json", by_hand={}
+    ),
+    "VILA's zero3pp": Row(
+        case="gpt2", topology="v5e:2x4", json_of="vila_zero3pp.json", by_hand={}
+    ),
+    "WizardLM's zero3, offloaded": Row(
+        case="gpt2", topology="v5e:2x4", json_of="wizardlm_zero3_offload.json", by_hand={}
+    ),
+}  # fmt: skip
+HEAD = (
+    "| model | slice | by hand ms | found ms | found / by hand | what was found | peak GiB "
+    "| minutes | host GiB |\n|---|---|---:|---:|---:|---|---:|---:|---:|"
+)
+
+
+def main() -> None:
+    """Prints the table, a row when its search has ended."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", action="append", choices=ROWS, help="this row; again for more")
+    parser.add_argument("--size", default="full", choices=("full", "tiny"), help="of the models")
+    asked = parser.parse_args()
+    print(HEAD, flush=True)
+    for title in asked.only or ROWS:
+        print(_line(title, ROWS[title], size=asked.size), flush=True)
+
+
+def _line(title: str, row: Row, *, size: str) -> str:
+    with tempfile.TemporaryDirectory() as cache:
+        watch = HostMemory()
+        try:
+            found = launch_alone(
+                "on_tpu.search", devices=Topology.parse(row.topology).devices, backend="jax",
+                timeout=TIMEOUT, size=size, cache=cache, **dataclasses.asdict(row),
+            )  # fmt: skip
+        except ProcessFailedError as error:
+            return f"| {title} | {row.topology} | {error.headline} |"
+        finally:
+            peak = watch.end()
+            _keep(title, Path(cache, "log"))
+    KEPT.joinpath(f"{title}.txt").write_text(found["plan"] + "\n")
+    own, best = found.get("own_seconds"), found["seconds"]
+    cells = (
+        title, row.topology, _ms(own) if row.by_hand is not None else "", _ms(best),
+        f"{best / own:.2f}" if own and best else "", found["words"] or "nothing fits",
+        f"{(found['peak'] or 0) / GIB:.2f}", f"{found['minutes']:.1f}", f"{peak / GIB:.1f}",
+    )  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def _ms(seconds: float | None) -> str:
+    return "doesn't fit" if seconds is None else f"{1e3 * seconds:,.2f}"
+
+
+def _keep(title: str, log: Path) -> None:
+    KEPT.mkdir(parents=True, exist_ok=True)
+    if log.exists():
+        KEPT.joinpath(f"{title}.log").write_text(log.read_text())
+
+
+class HostMemory:
+    """Watches the memory of this process's children, and theirs: compilers are such."""
+
+    def __init__(self) -> None:
+        self._peak, self._over = 0, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def end(self) -> int:
+        """The most bytes that they had in memory together; shared pages count for each."""
+        self._over.set()
+        self._thread.join()
+        return self._peak
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.5):
+            self._peak = max(self._peak, sum(map(_resident, _below(os.getpid()))))
+
+
+def _below(parent: int) -> list[int]:
+    """The ids of all processes that a process has started, and of those that these started."""
+    found = []
+    for task in Path(f"/proc/{parent}/task").glob("*/children"):
+        try:
+            children = [int(each) for each in task.read_text().split()]
+        except OSError:
+            continue
+        found += children
+        for child in children:
+            found += _below(child)
+    return found
+
+
+def _resident(process: int) -> int:
+    try:
+        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf(
+            "SC_PAGESIZE"
+        )
+    except OSError:
+        return 0
+
+
+if __name__ == "__main__":
+    start = time.monotonic()
+    main()
+    print(f"{(time.monotonic() - start) / 60:.1f} minutes", file=sys.stderr)
