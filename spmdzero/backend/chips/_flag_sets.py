@@ -103,7 +103,8 @@ _TPU7X = (
     XlaFlag(
         name="xla_tpu_scoped_vmem_limit_kib",
         value="61440",
-        effect="a matrix product has nearly all of the 64 MiB of VMEM",
+        effect="a matrix product has nearly all of the 64 MiB of VMEM: by the estimate a step of "
+        "wide layers takes 15 % less, one of narrow layers 5 % more",
         source=_TPU7X_SOURCE,
     ),
     XlaFlag(
