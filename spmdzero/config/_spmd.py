@@ -107,7 +107,7 @@ class SpmdConfig(Section):
     fused_loss: bool = False
     recompute: RecomputePolicy | Literal["fit"] | dict[str, RecomputePolicy | str | int] = "nothing"
     min_shard_elements: Natural = 2048
-    xla_flags: Literal["auto", "none", "v5e", "v5p", "v6e"] = "none"
+    xla_flags: Literal["auto", "none", "v5e", "v5p", "v6e", "tpu7x"] = "none"
     compile_cache: str = ""
     check_finite: bool = False
     capture: bool = True

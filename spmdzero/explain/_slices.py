@@ -1,7 +1,9 @@
 """Google Cloud's slices of each TPU generation, with their names.
 
 Shapes and hosts are those of https://cloud.google.com/tpu/docs/v5e and of the other generations'
-pages. The number in a name counts cores: `v5p-16` has 8 chips of two cores each.
+pages; machines of four chips of v5e and v6e are those of
+https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus. The number in a name counts
+cores: `v5p-16` has 8 chips of two cores each.
 """
 
 import re
@@ -22,8 +24,12 @@ SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
 _CORES = {"v4": 2, "v5p": 2, "tpu7x": 2}
 _CLOUD = {"v5e": "v5litepod"}
 _NAME = re.compile(r"(?P<chip>(?:v|tpu)\d+\w*?)-(?P<cores>\d+)")
-# A host of v5e or v6e has 8 chips if these are the whole slice, otherwise 4.
-_ALONE, _CHIPS_A_HOST = 8, 4
+_CHIPS_A_HOST = 4
+# These have hosts of eight chips besides. Only a whole slice is one.
+_ALONE = dict.fromkeys(("v5e", "v6e"), (2, 4))
+# Google Kubernetes Engine's machines of four chips. Cloud TPU's own API ends before tpu7x.
+_MACHINES = {"v5e": "ct5lp-hightpu-4t", "v6e": "ct6e-standard-4t", "tpu7x": "tpu7x-standard-4t"}
+_WITHOUT_CLOUD_TPU = ("tpu7x",)
 
 
 def cloud_name(chip: str, shape: tuple[int, ...]) -> str:
@@ -43,9 +49,13 @@ def named_slice(name: str) -> tuple[str, tuple[int, ...]] | None:
     return None
 
 
-def hosts_of(chip: str, shape: tuple[int, ...]) -> int:
-    """Number of hosts of a slice; a process runs on each."""
-    chips = prod(shape)
-    if len(shape) == 2 and chips <= _ALONE:
-        return 1
-    return max(1, chips // _CHIPS_A_HOST)
+def hosts_of(chip: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Numbers of hosts that a slice comes with, the usual first; a process runs on each host."""
+    fours = max(1, prod(shape) // _CHIPS_A_HOST)
+    return (1, fours) if shape == _ALONE.get(chip) else (fours,)
+
+
+def machine(chip: str, shape: tuple[int, ...], *, hosts: int) -> str:
+    """Google Kubernetes Engine's machine of a slice that Cloud TPU itself doesn't start, or ""."""
+    unusual = hosts != hosts_of(chip, shape)[0]
+    return _MACHINES[chip] if unusual or chip in _WITHOUT_CLOUD_TPU else ""

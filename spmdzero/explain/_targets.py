@@ -22,6 +22,7 @@ from spmdzero.explain._progress import Step
 from spmdzero.explain._roofline import Roofline, roofline
 from spmdzero.explain._time import StepTime, step_time
 from spmdzero.explain._trace import TracedProgram
+from spmdzero.hlo import Matmul
 from spmdzero.inspect import read_matmuls
 from spmdzero.plan import Role, ShardingPlan, itemsize
 
@@ -125,6 +126,7 @@ class Target:
             bytes_accessed=sum(n * (made.bytes_accessed or 0.0) for n, made in runs),
             wire_bytes=sum(p.runs * p.ledger.wire_bytes for p in self.programs),
             tokens=tokens,
+            peak=self.time.peak_flops,
             shared_bytes=sum(p.runs * shared_bytes(p.ledger) for p in self.programs),
         )
 
@@ -181,11 +183,12 @@ def compile_on(
 
 def rooflines(plan: ShardingPlan, targets: Sequence[Target], tokens: int) -> Iterator[Roofline]:
     """The roofline of each topology, or without one of each chip by the CPU's program."""
-    matmul_flops = next((_matmul_flops(t) for t in targets if t.topology is None), None)
+    products = next((_products(t) for t in targets if t.topology is None), None)
+    matmul_flops = None if products is None else sum(2 * p.macs for p in products)
     on_tpu = [target for target in targets if target.topology is not None]
     for target in on_tpu:
         yield target.roofline(matmul_flops=matmul_flops, tokens=tokens)
-    if on_tpu or matmul_flops is None:
+    if on_tpu or products is None or matmul_flops is None:
         return
     # Parameters and gradients cross the wire in the parameters' dtype.
     width = max((itemsize(tensor.dtype(Role.PARAMETER)) for tensor in plan), default=4)
@@ -198,15 +201,17 @@ def rooflines(plan: ShardingPlan, targets: Sequence[Target], tokens: int) -> Ite
             bytes_accessed=None,
             wire_bytes=floor_elements(plan) * width,
             tokens=tokens,
+            peak=chip.peak_of(products),
         )
 
 
-def _matmul_flops(target: Target) -> float:
-    return sum(
-        2 * traced.runs * product.macs
+def _products(target: Target) -> list[Matmul]:
+    """All matrix products of one device in one step."""
+    return [
+        product.times(traced.runs)
         for traced, made in zip(target.traced, target.made, strict=True)
         for product in read_matmuls(made.hlo or "")
-    )
+    ]
 
 
 def of_a_step(programs: Sequence[CompilerMemory]) -> CompilerMemory:

@@ -14,7 +14,7 @@ from spmdzero.explain._calibration import Calibrated, calibrated
 from spmdzero.explain._chips import Chip, Topology
 from spmdzero.explain._kinds import KINDS, kind_of
 from spmdzero.explain._timeline import Spent, timeline
-from spmdzero.hlo import Operation, operation_of, read_matmuls, read_schedule
+from spmdzero.hlo import Matmul, Operation, operation_of, read_matmuls, read_schedule
 from spmdzero.profiling import traced_in
 
 _DEAREST = 10
@@ -89,7 +89,8 @@ class StepTime(Shown):
             it: a forward, and a backward without recomputation. docs/explain.md says how they are
             counted. None where they are not known.
         not_counted: why `model_flops` are not known, in words.
-        peak_flops: the chip's peak operations per second.
+        peak_flops: the chip's peak operations per second, of the dtypes that `flops` multiply: that
+            of bf16, or what is left of it and of int8's or fp8's where operands are such numbers.
         kinds: the step's time by kind of operation: attention's batched products and softmax, other
             products, normalisation, loss, optimizer, copies, kernels, wire (exposed), host's memory
             (exposed), other.
@@ -201,13 +202,15 @@ def step_time(
         SpmdZeroUsageError: a text is not a whole HLO module.
     """
     spent: list[Spent] = []
-    flops = 0.0
+    products: list[Matmul] = []
     for hlo, runs in programs:
         spent += timeline(read_schedule(hlo), chip, runs=runs)
-        flops += sum(2 * runs * product.macs for product in read_matmuls(hlo, exact=True))
+        products += (p.times(runs) for p in read_matmuls(hlo, exact=True))
     parts = list(_parts(spent))
     compiled = [s for s in spent if s.operation.kernel is None]
     kernels = [s for s in spent if s.operation.kernel is not None]
+    in_kernels = sum(s.runs * s.flops for s in kernels)
+    flops = in_kernels + sum(2 * product.macs for product in products)
     return StepTime(
         target=target,
         cycles=sum(s.runs * (s.operation.cycles or 0) for s in compiled),
@@ -221,8 +224,8 @@ def step_time(
         host_rate=chip.host_rate,
         host=sum(s.runs * s.transfer for s in spent if s.link in _HOST_LINKS),
         host_exposed=sum(s.runs * s.waiting for s in spent if s.link in _HOST_LINKS),
-        flops=flops + sum(s.runs * s.flops for s in kernels),
-        peak_flops=chip.bf16_flops,
+        flops=flops,
+        peak_flops=chip.peak_of(products, in_kernels=in_kernels),
         kinds=_kinds(parts),
         modules=_modules(parts),
         dearest=_dearest(parts),

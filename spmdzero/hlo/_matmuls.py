@@ -3,7 +3,7 @@
 import functools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from spmdzero.hlo._loops import runs
@@ -25,10 +25,16 @@ class Matmul:
         op_name: the scopes under which it was traced, and its operation.
         macs: multiply-accumulate operations of one device in one run of the program; a loop counts
             as often as it is known to run.
+        dtypes: the operands' dtypes as HLO spells them, such as ``("bf16", "bf16")``.
     """
 
     op_name: str
     macs: int
+    dtypes: tuple[str, ...]
+
+    def times(self, runs: int) -> "Matmul":
+        """The same product in so many runs of the program."""
+        return replace(self, macs=runs * self.macs)
 
 
 def read_matmuls(hlo: str, *, exact: bool = False) -> tuple[Matmul, ...]:
@@ -54,7 +60,11 @@ def _matmuls(module: Module, *, exact: bool) -> Iterator[Matmul]:
                 else _macs(module, instruction)
             )
             times = runs(module, instruction.computation)
-            yield Matmul(op_name=_op_name(module, instruction), macs=macs * times)
+            yield Matmul(
+                op_name=_op_name(module, instruction),
+                macs=macs * times,
+                dtypes=tuple(o.shapes[0].dtype for o in module.operands(instruction)),
+            )
 
 
 def _op_name(module: Module, instruction: Instruction) -> str:

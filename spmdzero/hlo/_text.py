@@ -66,16 +66,17 @@ def _plain(instruction: Instruction, siblings: dict[str, Instruction]) -> Instru
 
     A call that runs aside is an async-start with all operands, and an async-done, where the text
     has a call-start and a call-done. For a transfer on a SparseCore libtpu prepares it early, and
-    names the operands in a call-update, which is when it starts. A reduction over dims of one
-    element becomes a reshape: libtpu puts one after the gather of a vector. libtpu copies a large
-    array in parts, which a custom call joins: it becomes a concatenate.
+    names the operands in a call-update, which is when it starts. libtpu 0.0.52 writes custom-call
+    in the place of call. A reduction over dims of one element becomes a reshape: libtpu puts one
+    after the gather of a vector. libtpu copies a large array in parts, which a custom call joins:
+    it becomes a concatenate.
     """
     match instruction.opcode:
-        case "call-done":
+        case "call-done" | "custom-call-done":
             return dataclasses.replace(instruction, opcode="async-done")
-        case "call-start" if instruction.operands:
+        case "call-start" | "custom-call-start" if instruction.operands:
             return dataclasses.replace(instruction, opcode="async-start")
-        case "call-update":
+        case "call-update" | "custom-call-update":
             prepared, *operands = instruction.operands
             called = siblings[prepared].attributes
             siblings[prepared] = dataclasses.replace(siblings[prepared], attributes="")

@@ -181,10 +181,15 @@ def _put_together(
 
 def _launch(topology: Topology) -> Iterator[str]:
     train = "spmdzero run train.py --deepspeed_config ds_plan.json"
-    name = topology.cloud_name
-    kind = f"--accelerator-type={name}" if name else f"--type={topology.chip.name}"
     if topology.slices > 1:
         yield f"# {topology.slices} slices of {topology.slice_name}: docs/tpu_pods.md"
+    if topology.machine:
+        yield from _node_pool(topology)
+        where = "the host" if topology.hosts == 1 else f"each of {topology.hosts} hosts"
+        yield f"{train}   # on {where}"
+        return
+    name = topology.cloud_name
+    kind = f"--accelerator-type={name}" if name else f"--type={topology.chip.name}"
     yield f"gcloud compute tpus tpu-vm create NAME {kind} --version=..."
     if topology.hosts == 1:
         yield f"{train}   # on the slice's host"
@@ -193,6 +198,25 @@ def _launch(topology: Topology) -> Iterator[str]:
             f'gcloud compute tpus tpu-vm ssh NAME --worker=all --command="{train}"   '
             f"# {topology.hosts} hosts"
         )
+
+
+def _node_pool(topology: Topology) -> Iterator[str]:
+    """Yields the commands for a slice of Kubernetes Engine's."""
+    shape, where = topology.slice_name.partition(":")[2], ""
+    if topology.chip.name == "tpu7x":
+        # Its slices of several hosts are placed by a policy of their own, that of one by none.
+        if topology.hosts_each > 1:
+            where = " --placement-policy=POLICY"
+            yield (
+                "gcloud compute resource-policies create workload-policy POLICY "
+                f"--type=HIGH_THROUGHPUT --accelerator-topology={shape}"
+            )
+    else:
+        where = f" --tpu-topology={shape}"
+    yield (
+        f"gcloud container node-pools create NAME --cluster=... --machine-type={topology.machine} "
+        f"--num-nodes={topology.hosts_each}{where}"
+    )
 
 
 def _larger(

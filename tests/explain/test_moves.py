@@ -159,7 +159,9 @@ def test_a_step_is_bound_by_the_longest_of_its_three_times() -> None:
     longest = {"flops": "compute", "bytes_accessed": "memory", "wire_bytes": "network"}
     for count, bound in longest.items():
         counts = dict.fromkeys(longest, 1.0) | {count: 1e12}
-        line = roofline(CHIPS["v5e"], target="v5e:2x4", tokens=64, matmul_flops=1.0, **counts)
+        line = roofline(
+            CHIPS["v5e"], target="v5e:2x4", tokens=64, matmul_flops=1.0, peak=197e12, **counts
+        )
         assert line.bound == bound
 
 
@@ -169,9 +171,23 @@ def test_network_hides_from_the_tokens_that_make_compute_as_long() -> None:
     line = roofline(
         chip, target="v5e", flops=chip.bf16_flops * 2e-3, matmul_flops=chip.bf16_flops * 1e-3,
         bytes_accessed=None, wire_bytes=chip.ici_rate * 4e-3, tokens=64,
+        peak=chip.bf16_flops,
     )  # fmt: skip
     assert line.hiding_tokens == 256
     assert (line.memory, line.compiled) == (None, False)
+
+
+def test_compute_is_rated_at_the_peak_of_what_is_multiplied() -> None:
+    chip = CHIPS["v5e"]
+    assert chip.int8_flops is not None
+    counts = {"flops": 394e9, "matmul_flops": 394e9, "wire_bytes": chip.ici_rate * 4e-3}
+    lines = [
+        roofline(chip, target="v5e", bytes_accessed=None, tokens=64, peak=peak, **counts)
+        for peak in (chip.bf16_flops, chip.int8_flops)
+    ]
+    assert [line.compute for line in lines] == [pytest.approx(2e-3), pytest.approx(1e-3)]
+    # What computes in half of the time hides the same bytes from twice as many tokens on.
+    assert [line.hiding_tokens for line in lines] == [128, 256]
 
 
 @pytest.mark.parametrize(("shared", "hiding"), [(0.5e-3, 448), (1e-3, None), (2e-3, None)])
@@ -181,6 +197,6 @@ def test_bytes_that_grow_with_the_tokens_hide_less(shared: float, hiding: int | 
     line = roofline(
         chip, target="v5e", flops=chip.bf16_flops * 2e-3, matmul_flops=chip.bf16_flops * 1e-3,
         bytes_accessed=None, wire_bytes=chip.ici_rate * 4e-3, tokens=64,
-        shared_bytes=chip.ici_rate * shared,
+        peak=chip.bf16_flops, shared_bytes=chip.ici_rate * shared,
     )  # fmt: skip
     assert line.hiding_tokens == hiding

@@ -15,7 +15,8 @@ from torch import nn
 
 import spmdzero
 from spmdzero import Explanation
-from spmdzero.explain import CHIPS, require_tpu_compiler
+from spmdzero.backend import flags
+from spmdzero.explain import CHIPS, Topology, _aot, require_tpu_compiler
 from tests.support.processes import environment
 from tests.support.trajectory import ROOT
 
@@ -177,6 +178,84 @@ def test_two_devices_of_a_chip_scatter_and_gather_beside_compute() -> None:
     assert 0 < time.hidden < time.wire < time.seconds
     (memory,) = explanation.fit_at(2).compiled
     assert (memory.fits, memory.hbm_bytes) == (True, 96 * 2**30)
+
+
+PLACES = """
+import json, sys
+from spmdzero.explain._aot_child import devices_of
+print(json.dumps([
+    [(d.process_index, *d.coords, d.core_on_chip) for d in devices_of(json.loads(request))]
+    for request in sys.argv[1:]
+]))
+"""
+
+
+def test_devices_stand_in_the_mesh_chip_by_chip_and_host_by_host() -> None:
+    names = ["v6e:2x4,hosts=2", "v5e:4x4", "v5p:2x2x2"]
+    if knows_tpu7x():
+        names += ["tpu7x:2x2x1", "tpu7x:2x4", "tpu7x:4x4x4"]
+    slices = [Topology.parse(name) for name in names]
+    requests = [json.dumps(_aot._request(topology, None)) for topology in slices]
+    done = subprocess.run(
+        [sys.executable, "-c", PLACES, *requests], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+        env=environment(**_aot._ENVIRONMENT), timeout=300, check=True,
+    )  # fmt: skip
+    for topology, places in zip(slices, json.loads(done.stdout.splitlines()[-1]), strict=True):
+        hosts = [place[0] for place in places]
+        each = topology.devices // topology.hosts
+        assert hosts == [host for host in range(topology.hosts) for _ in range(each)]
+        # The devices of a chip are beside each other, along the mesh's last axis.
+        count = topology.chip.devices
+        chips = [places[start : start + count] for start in range(0, len(places), count)]
+        for chip in chips:
+            assert [core for *_, core in chip] == list(range(count))
+            assert len({tuple(place[:-1]) for place in chip}) == 1
+
+
+def test_on_tpu7x_auto_is_the_published_set() -> None:
+    if not knows_tpu7x():
+        pytest.skip(f"libtpu {importlib.metadata.version('libtpu')} doesn't know tpu7x")
+    plain = hollow_on("tpu7x:2x2x1")
+    flagged = hollow_on("tpu7x:2x2x1", spmd={"xla_flags": "auto"})
+    added = {*flagged.xla_flags} - {*plain.xla_flags}
+    assert added == {f"{name}={value}" for name, value in flags.flags_for("tpu7x").items()}
+    assert len(added) == 4
+    # libtpu refuses a flag that it doesn't know, and these make a program that moves the same.
+    assert moved(flagged, "tpu7x:2x2x1") == moved(plain, "tpu7x:2x2x1")
+
+
+def test_a_set_with_a_flag_that_an_older_libtpu_does_not_know_is_refused_by_its_name() -> None:
+    if knows_tpu7x():
+        pytest.skip(f"libtpu {importlib.metadata.version('libtpu')} knows each flag")
+    said = r"(?s)No such compile option: 'xla_tpu_.*the set that \"spmd\": \{\"xla_flags\""
+    with pytest.raises(spmdzero.SpmdZeroRuntimeError, match=said):
+        hollow_on("v6e:2x4", spmd={"xla_flags": "tpu7x"})
+
+
+class Narrow(Net):
+    """Adds a product of int8, which takes no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(WIDTH, WIDTH, dtype=torch.int8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = x.detach().to(torch.int8) @ self.table
+        return super().forward(x + found.to(x.dtype))
+
+
+def test_a_product_of_int8_is_rated_at_the_chips_peak_of_int8() -> None:
+    plain, narrow = (hollow_on("v6e:2x4", kind) for kind in (Net, Narrow))
+    v6e, rows = CHIPS["v6e"], 4
+    assert plain.time_on("v6e:2x4").peak_flops == v6e.bf16_flops
+    time, added = narrow.time_on("v6e:2x4"), 2 * rows * WIDTH**2
+    assert v6e.int8_flops is not None
+    assert time.flops - plain.time_on("v6e:2x4").flops == added
+    seconds = (time.flops - added) / v6e.bf16_flops + added / v6e.int8_flops
+    assert time.peak_flops == pytest.approx(time.flops / seconds)
+    (line,) = narrow.rooflines
+    (before,) = plain.rooflines
+    assert line.compute < before.compute * (1 + added / plain.time_on("v6e:2x4").flops)
 
 
 def test_flags_that_a_newer_libtpu_refuses_are_told_by_the_configs_key() -> None:

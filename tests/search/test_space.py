@@ -20,6 +20,7 @@ from spmdzero.search._asked import Asked, asked_for
 from spmdzero.search._knobs import Blocks, Candidate
 from spmdzero.search._learnt import Seen, predicted
 from spmdzero.search._model import Forward, seen_forward
+from spmdzero.search._plan_for import _launch
 from spmdzero.search._result import TrainingPlan
 from spmdzero.search._rough import Estimate, Rough
 from spmdzero.search._space import own_candidate, space
@@ -241,6 +242,37 @@ def test_an_estimate_orders_memory_as_the_plan_does() -> None:
     host = Candidate(stage=2, rows=128, accumulation=1, host=("optimizer",))
     assert estimated(host).states < estimated(plain).states
     assert estimated(host).seconds > estimated(plain).seconds
+
+
+def test_an_axis_that_exchanges_activations_stays_within_a_host() -> None:
+    largest = {}
+    for name in ("v6e:2x4", "v6e:2x4,hosts=2", "tpu7x:2x2x1"):
+        _, _, candidates = searched(topology=Topology.parse(name))
+        largest[name] = max(candidate.tensor for candidate in candidates)
+    # A host of tpu7x has four chips of two devices each.
+    assert largest == {"v6e:2x4": 8, "v6e:2x4,hosts=2": 4, "tpu7x:2x2x1": 8}
+
+
+def test_two_hosts_of_four_chips_are_started_as_nodes_of_a_cluster() -> None:
+    one, two = (list(_launch(Topology.parse(name))) for name in ("v6e-8", "v6e-8,hosts=2"))
+    assert "--accelerator-type=v6e-8 " in one[0]
+    assert one[1].endswith("# on the slice's host")
+    assert two[0].endswith("--machine-type=ct6e-standard-4t --num-nodes=2 --tpu-topology=2x4")
+    assert two[1].endswith("# on each of 2 hosts")
+
+
+def test_tpu7x_is_started_without_cloud_tpus_own_api_which_does_not_have_it() -> None:
+    one, two = (list(_launch(Topology.parse(name))) for name in ("tpu7x-8", "tpu7x:2x2x2"))
+    assert one[0].endswith("--machine-type=tpu7x-standard-4t --num-nodes=1")
+    assert one[1].endswith("# on the host")
+    assert two[0].endswith(
+        "workload-policy POLICY --type=HIGH_THROUGHPUT --accelerator-topology=2x2x2"
+    )
+    assert two[1].endswith(
+        "--machine-type=tpu7x-standard-4t --num-nodes=2 --placement-policy=POLICY"
+    )
+    assert two[2].endswith("# on each of 2 hosts")
+    assert not any("tpu-vm" in line for line in (*one, *two))
 
 
 def test_what_was_compiled_corrects_its_like_most() -> None:

@@ -4,12 +4,14 @@
 width 512 (tests/explain/golden.py): what the collectives read stands as inputs.
 `tpu7x_2x2x1_stage2_bf16.txt` is what libtpu 0.0.50 made of two linear layers of 4096 and 512 on
 JAX; cut to what the readers read (layouts and most of the configurations are gone).
+`tpu7x_2x2x1_aside.txt` is one reduce-scatter of three linear layers as libtpu 0.0.52 spells it.
 """
 
 from pathlib import Path
 
 import pytest
 
+from spmdzero.hlo import read_schedule
 from spmdzero.inspect import CollectiveLedger
 
 pytestmark = pytest.mark.backends("any")
@@ -96,6 +98,24 @@ def test_a_parameter_that_is_gathered_and_copied_in_parts_is_no_leak() -> None:
     # An output of the model is a leak, as are values that the step keeps nothing of.
     (moved,) = CollectiveLedger.from_hlo(PARTS, outputs=["output/logits"]).collectives
     assert moved.role == ""
+
+
+@pytest.mark.parametrize("call", ["call", "custom-call"])
+def test_what_a_sparse_core_moves_is_read_in_the_spelling_of_each_libtpu(call: str) -> None:
+    text = (DATA / "tpu7x_2x2x1_aside.txt").read_text()
+    for part in ("start", "update", "done"):
+        text = text.replace(f" custom-call-{part}(", f" {call}-{part}(")
+    (moved,) = CollectiveLedger.from_hlo(text).collectives
+    assert (moved.role, moved.kind, moved.tensor) == ("gradient", "reduce-scatter", "last.weight")
+    assert (moved.bytes, moved.group_size, moved.asynchronous) == (2 * 1024**2, 8, True)
+    start, ends = {}, []
+    for operation in read_schedule(text):
+        if operation.asynchronous and operation.wire_bytes:
+            start[operation.name] = operation.wire_bytes
+        ends.append(operation.ends)
+    # It starts where its operand is named.
+    assert start == {"update": 2 * 1024**2 * 7 // 8}
+    assert "update" in ends
 
 
 SHIFTED = """\

@@ -40,10 +40,20 @@ def test_each_set_keeps_torch_xlas_own_scatters_and_hides() -> None:
         assert only_v5e not in flags.flags_for(name)
 
 
+def test_the_set_of_tpu7x_is_the_published_one() -> None:
+    assert flags.flags_for("tpu7x") == flags.flags_for("auto", chip="tpu7x")
+    assert flags.flags_for("tpu7x") == {
+        "xla_tpu_scoped_vmem_limit_kib": "61440",
+        "xla_tpu_bf16_emission_mode": "NATIVE_EMISSION",
+        "xla_tpu_enable_sparse_core_collective_offload_all_reduce": "true",
+        "xla_tpu_use_single_sparse_core_for_all_gather_offload": "true",
+    }
+
+
 def test_auto_is_the_set_of_the_chip_that_is_named_or_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert flags.flags_for("auto", chip="v6e") == flags.flags_for("v6e")
     # One that nothing was measured on.
-    assert flags.flags_for("auto", chip="v4") == flags.flags_for("auto", chip="tpu7x") == {}
+    assert flags.flags_for("auto", chip="v4") == flags.flags_for("auto", chip="tpu8t") == {}
     monkeypatch.setattr(flags, "tpu_generation", lambda: "v5e")
     assert flags.flags_for("auto") == {}
     monkeypatch.setenv("PJRT_DEVICE", "TPU")
@@ -56,6 +66,8 @@ def test_auto_is_the_set_of_the_chip_that_is_named_or_here(monkeypatch: pytest.M
         ([("0x1ae0", "0x0063")], "v5e"),
         ([("0x8086", "0x0063"), ("0x1ae0", "0x006f")], "v6e"),
         ([("0x1ae0", "0x0076")], "tpu7x"),
+        ([("0x1ae0", "0x007c")], "tpu8t"),
+        ([("0x1ae0", "0x0083")], "tpu8i"),
         # Another card of the same maker, and a generation that came later.
         ([("0x1ae0", "0x001f"), ("0x1ae0", "0x0099")], None),
         ([], None),
@@ -76,14 +88,17 @@ def test_the_generation_is_read_from_the_pci_bus(
 
 
 def test_every_flag_says_what_it_does_and_who_measured_it() -> None:
-    for members in flags.FLAG_SETS.values():
+    for name, members in flags.FLAG_SETS.items():
         for flag in members:
             assert flag.effect
-            assert "libtpu 0.0.21" in flag.source
+            # The first that knows the generation.
+            assert f"libtpu {'0.0.50.1' if name == 'tpu7x' else '0.0.21'}" in flag.source
 
 
 def test_a_set_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(spmdzero.SpmdZeroUsageError, match="auto or one of none, v5e, v5p, v6e"):
+    with pytest.raises(
+        spmdzero.SpmdZeroUsageError, match="auto or one of none, v5e, v5p, v6e, tpu7x"
+    ):
         flags.flags_for("v7x")
 
 

@@ -5,9 +5,11 @@ from pathlib import Path
 
 _PCI = Path("/sys/bus/pci/devices")
 _MAKER = "0x1ae0"
-# The ids that jax knows (jax/_src/hardware_utils.py); torch_xla has them without the names.
+# The ids that jax 0.12 knows (jax/_src/hardware_utils.py); torch_xla has those up to tpu7x without
+# the names.
 _GENERATIONS = {
-    "0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e", "0x0076": "tpu7x"
+    "0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e", "0x0076": "tpu7x",
+    "0x007c": "tpu8t", "0x0083": "tpu8i",
 }  # fmt: skip
 
 
