@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import logging
-import math
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -217,20 +216,25 @@ class Funnel:
                 return None
             # What is nearest to fitting tells whether anything does.
             return min(expected, key=lambda c: expected[c].states + expected[c].rest)
-        # Of those that are expected to be about equal the plainest is tried, not each.
-        best = min(fitting, key=lambda c: self._order(c, fitting[c].seconds))
+        best = self._plainest({c: r.seconds for c, r in fitting.items()})
         ranked = self.found.ranked
         if ranked and fitting[best].seconds > _WORTH * _seconds(ranked[0]):
             self.found.stopped = "no other way is expected to be quicker"
             return None
         return best
 
-    def _order(self, candidate: Candidate, seconds: float) -> tuple[int, int, float]:
-        expected = seconds * (_ON_HOST if candidate.host else 1.0)
-        knobs = candidate.plainness
-        if self._blocks.count > _MANY_BLOCKS:
-            knobs += -1 if candidate.scan else 1
-        return round(math.log(expected) / _EQUAL), knobs, seconds
+    def _plainest(self, seconds: Mapping[Candidate, float]) -> Candidate:
+        """The plainest of the candidates that are expected to be about as quick as the quickest."""
+        expected = {c: taken * (_ON_HOST if c.host else 1.0) for c, taken in seconds.items()}
+        equal = (1 + _EQUAL) * min(expected.values())
+        many = self._blocks.count > _MANY_BLOCKS
+
+        def knobs(candidate: Candidate) -> int:
+            loops = (-1 if candidate.scan else 1) if many else 0
+            return candidate.plainness + loops
+
+        near = [candidate for candidate, taken in expected.items() if taken <= equal]
+        return min(near, key=lambda c: (knobs(c), expected[c]))
 
     def _begin(self, candidate: Candidate) -> "_Running | None":
         """Traces a candidate; None if it is refused, which is noted."""
