@@ -1,4 +1,4 @@
-"""A search of `spmdzero plan`, and beside it a config that was written by hand."""
+"""A search of `spmdzero plan`, and beside it configs that were written by hand."""
 
 import dataclasses
 import json
@@ -34,10 +34,9 @@ def measure(
     programs: int,
     cache: str,
     rows: int | None,
-    by_hand: dict[str, Any] | None,
-    json_of: str | None,
+    by_hand: dict[str, dict[str, Any]],
 ) -> dict[str, Any]:
-    """Searches, then compiles the config by hand.
+    """Searches, then compiles the configs by hand.
 
     Args:
         devices: of the topology.
@@ -46,8 +45,7 @@ def measure(
         programs: the most that the search compiles.
         cache: a folder for compiled programs; the search finds it empty.
         rows: of each chip, None for the case's.
-        by_hand: dotted keys of the config by hand; None for a search alone.
-        json_of: a file of `JSONS` that has the config by hand but for these keys.
+        by_hand: title -> a config: a file of `JSONS` or none, and dotted keys.
     """
     # transformers would import torch_xla where it is installed.
     os.environ["USE_TORCH_XLA"] = "false"
@@ -64,17 +62,14 @@ def measure(
         "words": best and best.words, "seconds": best and best.seconds, "peak": best and best.peak,
         "calibrated": best and best.calibrated and str(best.calibrated),
     }  # fmt: skip
-    if by_hand is None:
-        return found
-    given = json.loads((JSONS / json_of).read_text()) if json_of else {}
-    # Of a file that a Trainer fills, what it leaves to the Trainer, and what no bf16 run has.
-    config = {name: value for name, value in given.items() if name not in _NOT_KEPT}
-    config, _ = with_stand_ins(set_keys({**config, **OPEN}, {_ROWS: what.rows, **by_hand}))
-    chips = Topology.parse(topology)
-    with keeping_programs(Path(cache)):
-        told = trace_ahead(model, config, batch, chips).explained()
-    times = told.times
-    return found | {
-        "own_seconds": times[0].seconds if times else None,
-        "own_peak": told.verdicts[0].peak,
-    }
+    seconds = {}
+    for title, hand in by_hand.items():
+        path = hand["json_of"] and JSONS / hand["json_of"]
+        given = json.loads(path.read_text()) if path else {}
+        # Of a file that a Trainer fills, what it leaves to the Trainer, and what no bf16 run has.
+        given = {name: value for name, value in given.items() if name not in _NOT_KEPT}
+        config, _ = with_stand_ins(set_keys({**given, **OPEN}, {_ROWS: what.rows, **hand["keys"]}))
+        with keeping_programs(Path(cache)):
+            told = trace_ahead(model, config, batch, Topology.parse(topology)).explained()
+        seconds[title] = told.times[0].seconds if told.times else None
+    return found | {"by_hand": seconds}
