@@ -15,7 +15,7 @@ class Case:
 
     Attributes:
         model: ``"gpt"``, ``"llama"``, ``"moe"``, ``"bert"``, ``"vit"`` or ``"resnet"``.
-        rows: of each chip, or of each of its devices where it is two.
+        rows: of each chip.
         length: tokens of a row; of images, pixels along a side.
         layers, width, heads, kv_heads, inner, vocabulary: of a transformer; `inner` is the MLP's
             width. Of a ResNet, `layers` is the number of bottlenecks of each of its four stages,
@@ -82,10 +82,6 @@ CASES: Mapping[str, Case] = {
         model="llama", rows=3, length=8192, layers=32, width=4096, heads=32, kv_heads=8,
         inner=14336, vocabulary=128256, recompute=True, untied=True, stage=3,
     ),
-    "llama-70b": Case(
-        model="llama", rows=2, length=8192, layers=80, width=8192, heads=64, kv_heads=8,
-        inner=28672, vocabulary=128256, recompute=True, untied=True, stage=3,
-    ),
     "qwen3-moe": Case(
         model="moe", rows=2, length=4096, layers=12, width=2048, heads=32, kv_heads=4,
         head_size=128, inner=768, experts=128, active=8, vocabulary=151936, recompute=True,
@@ -114,10 +110,6 @@ TINY: Mapping[str, Case] = {
         model="llama", rows=1, length=512, layers=2, width=256, heads=4, kv_heads=2, inner=512,
         vocabulary=1024, recompute=True, untied=True, stage=3,
     ),
-    "llama-70b": Case(
-        model="llama", rows=1, length=512, layers=2, width=256, heads=4, kv_heads=2, inner=512,
-        vocabulary=1024, recompute=True, untied=True, stage=3,
-    ),
     "qwen3-moe": Case(
         model="moe", rows=1, length=256, layers=2, width=128, heads=2, kv_heads=1, head_size=128,
         inner=128, experts=4, active=2, vocabulary=1024, recompute=True, untied=True, stage=3,
@@ -137,7 +129,6 @@ TITLES = {
     "gpt2": "GPT-2, 124 M parameters",
     "llama-2k": "Llama 3.2's 1 B, 4 rows of 2,048 tokens a chip",
     "llama-8b": "Llama 3.1 8B, 3 rows of 8,192 tokens a chip",
-    "llama-70b": "Llama 3.1 70B, 2 rows of 8,192 tokens a device",
     "qwen3-moe": "Qwen3-MoE of 30 B cut to 12 of its 48 layers, 2 rows of 4,096 tokens a chip",
     "bert": "BERT-base",
     "vit": "ViT-B/16",

@@ -33,7 +33,7 @@ def measure(
     topology: str,
     programs: int,
     cache: str,
-    rows: int | None,
+    sizes: dict[str, int],
     by_hand: dict[str, dict[str, Any]],
 ) -> dict[str, Any]:
     """Searches, then compiles the configs by hand.
@@ -44,13 +44,12 @@ def measure(
         topology: a slice.
         programs: the most that the search compiles.
         cache: a folder for compiled programs; the search finds it empty.
-        rows: of each chip, None for the case's.
+        sizes: fields of the case that differ in this search; none where the size is "tiny".
         by_hand: title -> a config: a file of `JSONS` or none, and dotted keys.
     """
     # transformers would import torch_xla where it is installed.
     os.environ["USE_TORCH_XLA"] = "false"
-    what = SIZES[size][case]
-    what = dataclasses.replace(what, rows=rows or what.rows)
+    what = dataclasses.replace(SIZES[size][case], **(sizes if size == "full" else {}))
     model, batch = build(what, fused_loss=True), batch_of(what, devices=devices)
     logging.getLogger("spmdzero").addHandler(logging.FileHandler(Path(cache, "log")))
     begin = time.monotonic()
