@@ -40,7 +40,7 @@ _ON_HOST = 1.1
 # More blocks than this are better a loop, if that is about as quick: each start of a training
 # compiles them.
 _MANY_BLOCKS = 48
-# The search ends after so many rounds in a row of what fits and is no quicker than the best.
+# The search ends after so many programs in a row that fit and are no quicker than the best.
 _PATIENCE = 2
 
 
@@ -187,10 +187,11 @@ class Funnel:
         for begun, future in together:
             self._end(begun, future)
         best = next(iter(self.found.ranked), None)
-        if best is None or not any(t.fits for t in self.found.trials[-len(together) :]):
+        fitting = sum(trial.fits for trial in self.found.trials[-len(together) :])
+        if best is None or not fitting:
             return
         quicker = before is None or _seconds(best) < (1 - _EQUAL) * _seconds(before)
-        self._in_vain = 0 if quicker else self._in_vain + 1
+        self._in_vain = 0 if quicker else self._in_vain + fitting
 
     def _next(self, asked: set[Candidate]) -> Candidate | None:
         """The candidate that is expected to be quickest, of those not in `asked`; None to end."""
