@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -173,7 +174,7 @@ class Funnel:
                         asked.add(candidate)
                         begun = self._begin(candidate)
                         if begun is not None:
-                            together.append((begun, pool.submit(begun.compile)))
+                            together.append((begun, pool.submit(begun.step.compile)))
                     if not together:
                         return
                     self._end_round(together)
@@ -183,15 +184,11 @@ class Funnel:
                 raise
 
     def _end_round(self, together: "list[tuple[_Running, Future[None]]]") -> None:
-        before = next(iter(self.found.ranked), None)
-        for begun, future in together:
-            self._end(begun, future)
-        best = next(iter(self.found.ranked), None)
-        fitting = sum(trial.fits for trial in self.found.trials[-len(together) :])
-        if best is None or not fitting:
-            return
-        quicker = before is None or _seconds(best) < (1 - _EQUAL) * _seconds(before)
-        self._in_vain = 0 if quicker else self._in_vain + fitting
+        before = next((_seconds(trial) for trial in self.found.ranked), math.inf)
+        made = [self._end(begun, future) for begun, future in together]
+        fitting = [_seconds(trial) for trial in made if trial.fits]
+        quicker = min(fitting, default=math.inf) < (1 - _EQUAL) * before
+        self._in_vain = 0 if quicker else self._in_vain + len(fitting)
 
     def _next(self, asked: set[Candidate]) -> Candidate | None:
         """The candidate that is expected to be quickest, of those not in `asked`; None to end."""
@@ -252,22 +249,23 @@ class Funnel:
         self._say(f"compiling {candidate.words()}")
         return _Running(candidate=candidate, step=step, begin=time.monotonic())
 
-    def _refuse(self, candidate: Candidate, error: Exception) -> None:
+    def _refuse(self, candidate: Candidate, error: Exception) -> Trial:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        self.found.trials.append(Trial(candidate=candidate, refused=said))
+        trial = Trial(candidate=candidate, refused=said)
+        self.found.trials.append(trial)
         self._say(f"{candidate.words()} can't be: {said}")
         self._refused.append(candidate)
         # A model that is refused in any way would else be traced in all of them.
         self._spent += 1
         gc.collect()
+        return trial
 
-    def _end(self, running: "_Running", future: "Future[None]") -> None:
+    def _end(self, running: "_Running", future: "Future[None]") -> Trial:
         try:
             future.result()
             explanation = running.step.explained()
         except (SpmdZeroError, RuntimeError) as error:
-            self._refuse(running.candidate, error)
-            return
+            return self._refuse(running.candidate, error)
         verdict = explanation.verdicts[0]
         seconds = explanation.times[0].seconds if explanation.times else None
         trial = Trial(
@@ -282,16 +280,15 @@ class Funnel:
         self._took.append(time.monotonic() - running.begin)
         gc.collect()
         self._say(f"{self._words(trial)}{self._left()}")
+        return trial
 
     def _words(self, trial: Trial) -> str:
         if not trial.fits:
             return f"{trial.candidate.words()} doesn't fit: {sized(trial.peak)}"
-        best = self.found.ranked[0]
-        assert trial.seconds is not None
-        assert best.seconds is not None
         return (
-            f"{1e3 * trial.seconds:,.2f} ms a step, {sized(trial.peak)}: {trial.candidate.words()}"
-            f"; the best so far {1e3 * best.seconds:,.2f} ms"
+            f"{1e3 * _seconds(trial):,.2f} ms a step, {sized(trial.peak)}: "
+            f"{trial.candidate.words()}; the best so far "
+            f"{1e3 * _seconds(self.found.ranked[0]):,.2f} ms"
         )
 
     def _left(self) -> str:
@@ -314,19 +311,16 @@ class Funnel:
         share = taken.exposed / taken.seconds
         if share > _WORTH_FLAGS:
             self._rough[flagged] = self._rough[best.candidate]
-            self._compile_alone(flagged)
+            begun = self._begin(flagged)
+            if begun is not None:
+                with ThreadPoolExecutor(1) as pool:
+                    self._end(begun, pool.submit(begun.step.compile))
         elif taken.exposed:
             self.found.notes.append(
                 f'The chip waits {100 * share:.1f} % of the step for the wire, of which "spmd": '
                 '{"xla_flags": "auto"} may hide a part. That was not tried, as it takes several '
                 "times as long to compile."
             )
-
-    def _compile_alone(self, candidate: Candidate) -> None:
-        with ThreadPoolExecutor(1) as pool:
-            begun = self._begin(candidate)
-            if begun is not None:
-                self._end(begun, pool.submit(begun.compile))
 
 
 def _seconds(trial: Trial) -> float:
@@ -341,9 +335,6 @@ class _Running:
     candidate: Candidate
     step: StepAhead
     begin: float
-
-    def compile(self) -> None:
-        self.step.compile()
 
 
 @contextlib.contextmanager

@@ -131,6 +131,7 @@ class _Fakes:
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The fake of a tensor: a parameter of a parameter."""
         if id(tensor) not in self._made:
+            # A fake of the engine's own device type ends the process in torch.
             with self._mode:
                 made = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
             made = nn.Parameter(made) if isinstance(tensor, nn.Parameter) else made

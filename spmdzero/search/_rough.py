@@ -32,8 +32,6 @@ _LINKS = 0.5
 # How often a loop over blocks passes over the stack of what they keep: it makes zeros, copies into
 # them and out of them.
 _STACKED = 6
-# Backward needs one block's own values while it computes them again.
-_GRADIENTS_OF_OUTPUT = 2
 
 
 @dataclass(frozen=True, kw_only=True)

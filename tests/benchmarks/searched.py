@@ -9,18 +9,17 @@ a newer JAX and libtpu than 0.0.21. What a search printed is kept in `out/search
 
 import argparse
 import dataclasses
-import os
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 # Before what a script's own folder would hide.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import psutil
 from harness.launch import launch_alone
 from harness.processes import ProcessFailedError
 
@@ -29,20 +28,6 @@ from spmdzero.explain import Topology
 KEPT = Path(__file__).resolve().parents[2] / "out" / "searched"
 TIMEOUT = 2 * 3600  # seconds
 GIB = 2**30
-_AGAIN = {"spmd.recompute": "everything", "spmd.scan": "on", "spmd.fused_loss": True}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Hand:
-    """A config that was written by hand.
-
-    Attributes:
-        keys: dotted key -> value, beside what every config says.
-        json_of: a real JSON that it adapts, a file of `on_tpu/jsons`.
-    """
-
-    keys: dict[str, Any] = dataclasses.field(default_factory=dict)
-    json_of: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,39 +36,35 @@ class Search:
 
     Attributes:
         case, topology: as in `on_tpu.cases`.
-        by_hand: title -> config.
+        by_hand: title -> a row of `on_tpu.cases.ROWS`, or a real JSON, of `on_tpu/jsons`.
         sizes: fields of the case that differ here; its rows are of each device.
         programs: the most that are compiled.
     """
 
     case: str
     topology: str
-    by_hand: dict[str, Hand]
+    by_hand: dict[str, str]
     sizes: dict[str, int] = dataclasses.field(default_factory=dict)
     programs: int = 8
 
 
-def _on_the_page(**keys: Any) -> dict[str, Hand]:
-    return {"docs/benchmarks.md": Hand(keys=keys)}
-
-
-_STAGE = "zero_optimization.stage"
+_PAGE = "docs/benchmarks.md"
 SEARCHES: Mapping[str, Search] = {
-    "GPT-2 124M": Search(case="gpt2", topology="v5e:2x4", by_hand=_on_the_page(**{_STAGE: 2}) | {
-        "LLaMA-Factory's z2": Hand(json_of="llamafactory_z2.json"),
-        "ms-swift's zero3": Hand(json_of="ms_swift_zero3.json"),
-        "VILA's zero3pp": Hand(json_of="vila_zero3pp.json"),
-        "WizardLM's zero3, offloaded": Hand(json_of="wizardlm_zero3_offload.json"),
+    "GPT-2 124M": Search(case="gpt2", topology="v5e:2x4", by_hand={
+        _PAGE: "ours",
+        "LLaMA-Factory's z2": "llamafactory_z2.json",
+        "ms-swift's zero3": "ms_swift_zero3.json",
+        "VILA's zero3pp": "vila_zero3pp.json",
+        "WizardLM's zero3, offloaded": "wizardlm_zero3_offload.json",
     }),
-    "BERT-base": Search(case="bert", topology="v5e:2x4", by_hand=_on_the_page(**{_STAGE: 2}) | {
-        "FlagEmbedding's stage 0": Hand(json_of="flagembedding_stage0.json"),
+    "BERT-base": Search(case="bert", topology="v5e:2x4", by_hand={
+        _PAGE: "ours",
+        "FlagEmbedding's stage 0": "flagembedding_stage0.json",
     }),
-    "Llama 1B": Search(case="llama-2k", topology="v6e:2x4", by_hand=_on_the_page(**{_STAGE: 2})),
-    "Llama 8B": Search(
-        case="llama-8b", topology="v6e:2x4", by_hand=_on_the_page(**{_STAGE: 3, **_AGAIN})
-    ),
+    "Llama 1B": Search(case="llama-2k", topology="v6e:2x4", by_hand={_PAGE: "ours-nothing"}),
+    "Llama 8B": Search(case="llama-8b", topology="v6e:2x4", by_hand={_PAGE: "ours-scan"}),
     "Qwen3-MoE, 12 layers": Search(
-        case="qwen3-moe", topology="v6e:2x4", by_hand=_on_the_page(**{_STAGE: 3, **_AGAIN})
+        case="qwen3-moe", topology="v6e:2x4", by_hand={_PAGE: "ours-scan"}
     ),
     "Llama 70B": Search(case="llama-8b", topology="tpu7x:4x4x4", by_hand={}, programs=2, sizes={
         "layers": 80, "width": 8192, "heads": 64, "inner": 28672, "rows": 2,
@@ -159,30 +140,15 @@ class HostMemory:
         return self._peak
 
     def _watch(self) -> None:
+        own = psutil.Process()
         while not self._over.wait(0.5):
-            self._peak = max(self._peak, sum(map(_resident, _below(os.getpid()))))
+            self._peak = max(self._peak, sum(map(_resident, own.children(recursive=True))))
 
 
-def _below(parent: int) -> list[int]:
-    """The ids of all processes that a process has started, and of those that these started."""
-    found = []
-    for task in Path(f"/proc/{parent}/task").glob("*/children"):
-        try:
-            children = [int(each) for each in task.read_text().split()]
-        except OSError:
-            continue
-        found += children
-        for child in children:
-            found += _below(child)
-    return found
-
-
-def _resident(process: int) -> int:
+def _resident(process: psutil.Process) -> int:
     try:
-        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf(
-            "SC_PAGESIZE"
-        )
-    except OSError:
+        return process.memory_info().rss
+    except psutil.NoSuchProcess:
         return 0
 
 

@@ -17,8 +17,9 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 # The benchmark is a script, not an installed package.
 sys.path.insert(0, str(BENCHMARKS))
 
+import searched  # noqa: E402
 import tpu  # noqa: E402
-from on_tpu import cases, folder, reading, section, torch_models  # noqa: E402
+from on_tpu import cases, folder, reading, search, section, torch_models  # noqa: E402
 from on_tpu.cases import CASES, TINY  # noqa: E402
 from on_tpu.work import model_flops  # noqa: E402
 
@@ -151,6 +152,13 @@ def test_every_row_of_a_table_is_known_and_steps_that_others_measured_have_one_t
     measured = {name for name in cases.rows_of(cases.CALIBRATED) if name.startswith("measured")}
     assert measured == set(cases.CALIBRATION)
     assert not measured & set(cases.rows_of("gpt2"))
+
+
+def test_what_a_search_stands_beside_is_a_row_or_a_file_that_is_there() -> None:
+    for title, asked in searched.SEARCHES.items():
+        assert asked.case in cases.CASES, title
+        for written in asked.by_hand.values():
+            assert written in cases.ROWS or (search.JSONS / written).is_file(), written
 
 
 # -- whole runs -----------------------------------------------------------------------------

@@ -4,14 +4,37 @@ import contextlib
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import spmdzero
 from on_tpu import folder
-from on_tpu.cases import CLIP, LEARNING_RATE, SIZES, WEIGHT_DECAY
+from on_tpu.cases import CLIP, LEARNING_RATE, SIZES, WEIGHT_DECAY, Case
 from on_tpu.torch_models import batch_of, build
 from spmdzero.explain import WaitingError, _passes
+
+TRAINED = {
+    "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE, "weight_decay": WEIGHT_DECAY}},
+    "bf16": {"enabled": True},
+    "gradient_clipping": CLIP,
+}
+"""What every config says."""
+
+
+def config_of(case: Case, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of a row with these options."""
+    return {
+        **TRAINED,
+        "train_micro_batch_size_per_gpu": case.rows,
+        "zero_optimization": {"stage": case.stage},
+        "spmd": {
+            "xla_flags": "none",
+            "recompute": "everything" if case.recompute else "nothing",
+            **({"fused_loss": True} if case.untied else {}),
+            **options.get("spmd", {}),
+        },
+    }
 
 
 def measure(
@@ -32,26 +55,9 @@ def measure(
     what = SIZES[size][case]
     model = build(what, fused_loss=options.get("loss", "fused") == "fused")
     batch = batch_of(what, devices=devices)
-    config = {
-        "train_micro_batch_size_per_gpu": what.rows,
-        "optimizer": {
-            "type": "AdamW",
-            "params": {"lr": LEARNING_RATE, "weight_decay": WEIGHT_DECAY},
-        },
-        "zero_optimization": {"stage": what.stage},
-        "bf16": {"enabled": True},
-        "gradient_clipping": CLIP,
-    }
-    fused = {"fused_loss": True} if what.untied else {}
-    again = "everything" if what.recompute else "nothing"
+    config = config_of(what, options)
     found = {}
     for topology, request in requests.items():
-        config["spmd"] = {
-            "xla_flags": "none",
-            "recompute": again,
-            **fused,
-            **options.get("spmd", {}),
-        }
         with tempfile.TemporaryDirectory() as scratch:
             os.environ[_passes.FOLDER] = scratch
             with contextlib.suppress(WaitingError):

@@ -5,7 +5,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from spmdzero.backend.jax.graph._graph import Folded, Graph, in_order
+from spmdzero.backend.jax.graph._graph import Folded, Step, in_order
 from spmdzero.backend.jax.lazy._values import Value
 
 
@@ -26,9 +26,9 @@ def by_mesh(roots: Iterable[Value], latest: Mesh) -> list[list[Value]]:
     return list(found.values())
 
 
-def mesh_of(graph: Graph, latest: Mesh) -> Mesh:
-    """The mesh over which a graph runs: that of its operations, `latest` if they have none."""
-    return next(filter(None, (_own(step.op) for step in graph.steps)), latest)
+def mesh_of(steps: Iterable[Step], default: Mesh) -> Mesh:
+    """The mesh of the operations that have one; `default` if none has."""
+    return next(filter(None, (_own(step.op) for step in steps)), default)
 
 
 def _own(op: Any) -> Mesh | None:

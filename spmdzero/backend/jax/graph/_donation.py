@@ -50,7 +50,7 @@ def arranged(
         ended: id of a value -> how many of its holders let it go when the graph is started.
     """
     graph, leaves = Graph.of(roots)
-    mesh = mesh_of(graph, latest)
+    mesh = mesh_of(graph.steps, latest)
     shardings = marked_spec(graph, mesh)
     given = _given_away(graph, leaves, roots, shardings, ended) if donate else {}
     order = in_order(given, len(roots))

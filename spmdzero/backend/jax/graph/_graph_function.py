@@ -21,6 +21,7 @@ from spmdzero.backend.jax.axes._merged_dims import MergedDims
 from spmdzero.backend.jax.axes._rows import Embedded, cut_later
 from spmdzero.backend.jax.axes._slice import batch_axes, sharing_axes
 from spmdzero.backend.jax.axes._turned_halves import with_turned_halves
+from spmdzero.backend.jax.graph._by_mesh import mesh_of
 from spmdzero.backend.jax.graph._graph import Graph, Slot, Step
 from spmdzero.backend.jax.graph._lowered import lowered
 from spmdzero.backend.jax.graph._numbers import as_taken
@@ -91,7 +92,7 @@ def function_of(graph: Graph, mesh: Mesh, shardings: Sequence[Any] = ()) -> Any:
                         _run(step, whole, mesh)
                         settle([slot.number for slot in step.made])
             elif steps:
-                phase_mesh = _mesh_of(steps, mesh)
+                phase_mesh = mesh_of(steps, mesh)
                 kept = split if tiled or sharing_axes(phase_mesh) else None
                 _run_region(steps, whole, needed.get(phase, set()), phase_mesh, kept)
         whole |= at_rest
@@ -224,11 +225,6 @@ def run_steps(graph: Graph, arrays: Sequence[Any], split: MergedDims | None = No
         if not (split and split.computes(step, _slots(step), known)):
             _run(step, known)
     return [known[slot.number] for slot in graph.outputs]
-
-
-def _mesh_of(steps: list[Step], default: Mesh) -> Mesh:
-    """The mesh of the phase's operations that have one; `default` if none has."""
-    return next((mesh for step in steps if (mesh := getattr(step.op, "mesh", None))), default)
 
 
 def _run_region(

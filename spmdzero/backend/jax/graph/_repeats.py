@@ -163,6 +163,7 @@ def build(
     # As `pending_values` has them: so a step that is recorded has the same program.
     wanted = sorted({id(value): value for value in (*roots, *made)}.values(), key=_serial)
     if len(compilations.grouped(wanted)) > 1:
+        # A part of them is a program of another mesh.
         return None
     ready = arranged(wanted, compilations.mesh, ended=ended)
     outputs, leaves = [wanted[place] for place in ready.order], ready.leaves
