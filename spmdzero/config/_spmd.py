@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from spmdzero.config._errors import RefusedValueError
 from spmdzero.config._tensor_parallel import PartitionType
-from spmdzero.config._types import Count, Natural, Section
+from spmdzero.config._types import Count, Natural, Section, canonical_dtype
 
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)}
@@ -76,6 +76,10 @@ class SpmdConfig(Section):
             kernels. Or an object of these by module name, in which * is anything but a dot. "fit"
             takes the cheapest of them with which the compiled step fits the device's memory,
             {"fit": "12GB"} this budget of bytes of a device; on the JAX backend.
+        moments: the dtype in which an optimizer's state rests, by its name such as "exp_avg":
+            "float32" or "bfloat16"; updates are computed in fp32. A name that is missing rests in
+            fp32, or as ``bf16_optimizer_states`` says. bf16 keeps 8 bits, and a change by less than
+            1/512 of a value is lost: with betas of 0.9 and 0.999 it suits "exp_avg" alone.
         min_shard_elements: tensors with fewer elements are replicated.
         xla_flags: the TPU compiler flags with a measured effect on a generation's collectives:
             those of the present or explained chip ("auto"), of a named generation, or none.
@@ -106,6 +110,7 @@ class SpmdConfig(Section):
     attention: Literal["auto", "kernel", "plain"] = "auto"
     fused_loss: bool = False
     recompute: RecomputePolicy | Literal["fit"] | dict[str, RecomputePolicy | str | int] = "nothing"
+    moments: dict[str, Literal["fp32", "bf16"]] = Field(default_factory=dict)
     min_shard_elements: Natural = 2048
     xla_flags: Literal["auto", "none", "v5e", "v5p", "v6e", "tpu7x"] = "none"
     compile_cache: str = ""
@@ -136,6 +141,23 @@ class SpmdConfig(Section):
                 "an axis has 1 device or more, or -1 for what is left", fix=example
             )
         return {axis: mesh[axis] for axis in _AXES if axis in mesh}
+
+    @field_validator("moments", mode="before")
+    @classmethod
+    def _fp32_or_bf16(cls, moments: object) -> object:
+        if not isinstance(moments, dict):
+            return moments
+        found = {slot: canonical_dtype(dtype) for slot, dtype in moments.items()}
+        for slot, dtype in found.items():
+            if dtype not in ("fp32", "bf16"):
+                raise RefusedValueError(
+                    "in fp16 the square of a gradient below 1e-4 is 0"
+                    if dtype == "fp16"
+                    else "an optimizer's state rests in fp32 or bf16",
+                    fix='Write "bfloat16" or "float32".',
+                    at=(str(slot),),
+                )
+        return found
 
     # With mode="plain", as a union would put the name of its branch into the error's key.
     @field_validator("batch_dim", mode="plain")

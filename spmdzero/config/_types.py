@@ -81,7 +81,8 @@ _DTYPES = {
 }
 
 
-def _canonical_dtype(value: object) -> object:
+def canonical_dtype(value: object) -> object:
+    """DeepSpeed's name of a dtype, whatever the spelling; the value as it is if it names none."""
     return _DTYPES.get(value.lower(), value) if isinstance(value, str) else value
 
 
@@ -104,5 +105,5 @@ Count = Annotated[int, BeforeValidator(whole), Field(gt=0)]
 Rate = Annotated[float, Field(ge=0)]
 """A finite number from 0."""
 
-Dtype = Annotated[Literal["fp32", "fp16", "bf16"], BeforeValidator(_canonical_dtype)]
+Dtype = Annotated[Literal["fp32", "fp16", "bf16"], BeforeValidator(canonical_dtype)]
 """A floating dtype under one of DeepSpeed's names (its ``DtypeEnum``), in any case."""

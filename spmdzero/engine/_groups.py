@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from spmdzero._names import did_you_mean
 from spmdzero.config import OptimizerConfig
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError, UntestedOptimizerError
 from spmdzero.optim import (
@@ -57,6 +58,22 @@ class Groups:
         """The slots of each parameter."""
         pairs = zip(self.rules, self.groups, strict=True)
         return {p: rule.slots for rule, group in pairs for p in group["params"]}
+
+    def require_slots(self, moments: Mapping[str, str]) -> None:
+        """Refuses a name in ``spmd.moments`` that is no slot of the optimizer.
+
+        Raises:
+            SpmdZeroConfigError: the optimizer has no such slot.
+        """
+        for name, dtype in moments.items():
+            if name not in self.slots:
+                there = f"It has {', '.join(self.slots)}." if self.slots else "Leave it out."
+                raise SpmdZeroConfigError(
+                    key=f"spmd.moments.{name}",
+                    value=dtype,
+                    reason=f"{self.name} keeps no state {name!r} for the elements of a parameter",
+                    fix=f"{did_you_mean(name, self.slots)} {there}".strip(),
+                )
 
     def require_tested(self, *, stage: int, allowed: bool) -> None:
         """Refuses the optimizers that DeepSpeed refuses with ZeRO (runtime/engine.py).

@@ -67,8 +67,13 @@ def planned(
         mesh: the devices.
         shared: as of `tensor_dims`.
         on_host: the roles that rest in the memory of the hosts.
+
+    Raises:
+        SpmdZeroConfigError: ``spmd.moments`` names what the optimizer doesn't keep.
     """
     precision = PrecisionPolicy.from_config(config)
+    if groups is not None:
+        groups.require_slots(config.spmd.moments)
     return ShardingPlan.build(
         _parameters(config, model, groups, precision.parameter, shared),
         stage=config.zero_optimization.stage,
@@ -77,6 +82,7 @@ def planned(
         master=precision.master,
         moments=groups.slots if groups else (),
         moment_dtype=_name(precision.moment),
+        slot_dtypes=tuple((slot, _name(dtype)) for slot, dtype in precision.slots.items()),
         accumulator_dtype=_name(precision.accumulate),
         accumulation_steps=planned_micro_batches(config, batch),
         partial=config.spmd.forward == "region",

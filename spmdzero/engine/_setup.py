@@ -35,7 +35,7 @@ from spmdzero.engine._fp32_buffers import keep_in_fp32
 from spmdzero.engine._groups import Groups, Members, find_groups
 from spmdzero.engine._plan_of import mesh_of, offloaded
 from spmdzero.engine._schedule import make_schedule
-from spmdzero.engine._start_line import say_offload
+from spmdzero.engine._start_line import say_lost_squares, say_offload
 from spmdzero.engine._unwrapped import unwrapped
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError, UsageAssertionError
 from spmdzero.nn._causal_lm import fuse_causal_lm_losses
@@ -302,6 +302,7 @@ def make_training(
 ) -> Training:
     """Makes the training state on the devices, with all parts that a step needs."""
     say_offload(settings, plan)
+    say_lost_squares(groups, plan)
     precision, rules = PrecisionPolicy.from_config(settings), _region_rules(settings)
     scaler = _scaler(settings, groups, plan)
     path = GradientPath(

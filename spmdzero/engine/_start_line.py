@@ -6,6 +6,7 @@ from importlib.metadata import version
 from spmdzero._logging import is_new, log_once
 from spmdzero.backend import current, local_replicas, runtime
 from spmdzero.config import BatchSizes, SpmdZeroConfig
+from spmdzero.engine._groups import Groups
 from spmdzero.plan import MeshSpec, Role, ShardingPlan, sized
 from spmdzero.precision import PrecisionPolicy, name_of
 
@@ -53,6 +54,22 @@ def say_offload(settings: SpmdZeroConfig, plan: ShardingPlan) -> None:
             there = dict(memory.on_host).get(Role.PARAMETER, 0)
             left = memory[Role.PARAMETER]
             log_once(f"offload_param: parameters, {_rests(there, left)}")
+
+
+def say_lost_squares(groups: Groups | None, plan: ShardingPlan) -> None:
+    """Logs once that bf16 loses what most steps add to the means of squared gradients."""
+    slot = "exp_avg_sq"
+    if groups is None or slot not in plan.moments or plan.slot_dtype(slot) != "bfloat16":
+        return
+    # A mean of fewer squares moves by more than bf16's steps of 1/256 to 1/128.
+    decays = {group["betas"][1] for group in groups.groups if "betas" in group}
+    for decay in sorted(decay for decay in decays if decay > 0.99):
+        log_once(
+            f"{slot} rests in bf16, whose steps are 1/256 of a value or more: with beta2 = "
+            f"{decay:g} a training step moves it by {1 - decay:.2g} of the way to the squared "
+            "gradient, of which rounding loses most, and the mean hardly falls again. "
+            f'"spmd": {{"moments": {{"{slot}": "float32"}}}} keeps all digits'
+        )
 
 
 def _rests(there: int, left: int) -> str:

@@ -74,27 +74,31 @@ def memory_report(
     tensors: Iterable[TensorPlan],
     mesh: MeshSpec,
     *,
-    moments: tuple[str, ...],
+    slots: Callable[[TensorPlan], Sequence[str]],
     on_host: Callable[[Role, TensorPlan], bool],
 ) -> MemoryReport:
     """Bytes per device of each role of a plan, padding included.
 
     Args:
-        tensors, mesh, moments: the plan's.
+        tensors, mesh: the plan's.
+        slots: the dtypes of a parameter's slots.
         on_host: whether a role of a parameter rests in host memory.
     """
     totals, there = dict.fromkeys(Role, 0), dict.fromkeys(Role, 0)
     for tensor in tensors:
         for state in tensor.states:
             elements = math.prod(state.placement.local_shape(tensor.shape, mesh))
-            copies = len(tensor.moments(moments)) if state.role is Role.MOMENT else 1
+            dtypes = slots(tensor) if state.role is Role.MOMENT else (state.dtype,)
             counted = there if on_host(state.role, tensor) else totals
-            counted[state.role] += copies * elements * itemsize(state.dtype)
+            counted[state.role] += elements * sum(map(itemsize, dtypes))
     return MemoryReport(tuple(totals.items()), tuple(there.items()) if any(there.values()) else ())
 
 
 def paper_formula(
-    tensors: Sequence[TensorPlan], mesh: MeshSpec, *, moments: tuple[str, ...]
+    tensors: Sequence[TensorPlan],
+    mesh: MeshSpec,
+    *,
+    slots: Callable[[TensorPlan], Sequence[str]],
 ) -> tuple[tuple[int, ...] | None, str]:
     """Bytes per device at the stages 0 to 3 by the ZeRO paper's formula, and a note on it.
 
@@ -107,9 +111,9 @@ def paper_formula(
         "trainable"
     )
     mixed_precision_adam = all(
-        len(tensor.moments(moments)) == 2
+        [*slots(tensor)] == ["float32", "float32"]
         and tensor.placement(Role.MASTER) is not None
-        and tensor.dtype(Role.MASTER) == tensor.dtype(Role.MOMENT) == "float32"
+        and tensor.dtype(Role.MASTER) == "float32"
         and itemsize(tensor.dtype(Role.PARAMETER)) == 2
         and itemsize(tensor.dtype(Role.GRADIENT)) == 2
         for tensor in tensors

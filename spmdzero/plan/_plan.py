@@ -36,7 +36,8 @@ class ShardingPlan(Shown):
         master_dtype: dtype of the master weights.
         moments: the optimizer's slots, e.g. ``("exp_avg", "exp_avg_sq")``, for every parameter
             whose `ParamSpec.moments` is None.
-        moment_dtype: dtype of every slot.
+        moment_dtype: dtype of every slot that `slot_dtypes` doesn't have.
+        slot_dtypes: (slot, dtype) of those with one of their own; see `slot_dtype`.
         accumulator_dtype: dtype of accumulator and gradient; None means the parameter's dtype.
         accumulation_steps: micro-batches per step; an accumulator exists above 1.
         partial: whether the backward hands over each device's own summand of the gradient.
@@ -56,6 +57,7 @@ class ShardingPlan(Shown):
     partial: bool
     tensors: tuple[TensorPlan, ...]
     on_host: tuple[Role, ...] = ()
+    slot_dtypes: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         _check_at_least(self.min_shard_elements, 0, key="spmd.min_shard_elements")
@@ -68,7 +70,8 @@ class ShardingPlan(Shown):
                 fix="Use stage 3, which shards everything.",
             )
         itemsize(self.master_dtype)
-        itemsize(self.moment_dtype)
+        for dtype in (self.moment_dtype, *dict(self.slot_dtypes).values()):
+            itemsize(dtype)
         if len(self._by_name) != len(self.tensors):
             raise SpmdZeroUsageError("two parameters of a plan have the same name")
         for tensor in self.tensors:
@@ -91,6 +94,7 @@ class ShardingPlan(Shown):
         accumulation_steps: int,
         partial: bool = True,
         on_host: tuple[Role, ...] = (),
+        slot_dtypes: tuple[tuple[str, str], ...] = (),
     ) -> "ShardingPlan":
         """The plan for `params`; the arguments are the attributes of the class.
 
@@ -141,6 +145,7 @@ class ShardingPlan(Shown):
             accumulation_steps=accumulation_steps,
             partial=partial,
             on_host=on_host,
+            slot_dtypes=slot_dtypes,
             tensors=tuple(TensorPlan(param=param, states=tuple(states(param))) for param in params),
         )
 
@@ -211,6 +216,10 @@ class ShardingPlan(Shown):
                 self._known[state] = rest, replace(use, placement=in_use(found, placement))
         return self._known[state]
 
+    def slot_dtype(self, slot: str) -> str:
+        """The dtype in which a slot of the optimizer rests; every parameter's has the same."""
+        return dict(self.slot_dtypes).get(slot, self.moment_dtype)
+
     def rests_on_host(self, role: Role, tensor: TensorPlan) -> bool:
         """Whether a role of a parameter rests in host memory; a small tensor isn't worth a copy."""
         small = math.prod(tensor.shape) < self.min_shard_elements
@@ -218,6 +227,9 @@ class ShardingPlan(Shown):
             # Each use reads a tensor that every device holds whole, and no use gathers it.
             return False
         return role in self.on_host and not small
+
+    def _slot_dtypes_of(self, tensor: TensorPlan) -> tuple[str, ...]:
+        return tuple(self.slot_dtype(slot) for slot in tensor.moments(self.moments))
 
     def _role(self, word: str, tensor: TensorPlan) -> Role | None:
         if word in tensor.moments(self.moments):
@@ -246,13 +258,13 @@ class ShardingPlan(Shown):
     def memory(self) -> MemoryReport:
         """Bytes per device of each role, padding included."""
         return memory_report(
-            self.tensors, self.mesh, moments=self.moments, on_host=self.rests_on_host
+            self.tensors, self.mesh, slots=self._slot_dtypes_of, on_host=self.rests_on_host
         )
 
     def compare(self) -> StageComparison:
         """Bytes per device at the stages 0 to 3, beside the ZeRO paper's formula."""
         stages = tuple(self.at_stage(stage).memory() for stage in range(4))
-        paper, note = paper_formula(self.tensors, self.mesh, moments=self.moments)
+        paper, note = paper_formula(self.tensors, self.mesh, slots=self._slot_dtypes_of)
         return StageComparison(stages=stages, paper=paper, paper_note=note)
 
     def to_json(self) -> str:

@@ -40,7 +40,7 @@ class ParamSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class RoleState:
-    """Placement and dtype of one role of a tensor."""
+    """Placement and dtype of one role of a tensor; of MOMENT see `ShardingPlan.slot_dtype`."""
 
     role: Role
     placement: Placement

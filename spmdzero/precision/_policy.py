@@ -1,6 +1,7 @@
 """The dtypes of one training run."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import torch
 
@@ -29,7 +30,8 @@ class PrecisionPolicy:
         accumulate: of gradients between and after micro-batches.
         communicate: of the gradient reduction.
         master: whether parameters have fp32 master weights beside them.
-        moment: of the optimizer's states.
+        moment: of the optimizer's states, but for those in `slots`.
+        slots: of the optimizer's states that have a dtype of their own, by their names.
         autocast: the dtype of `torch.autocast`, None without ``torch_autocast``.
         skip_nonfinite: whether a step whose gradient norm is not finite leaves the weights alone.
     """
@@ -39,6 +41,7 @@ class PrecisionPolicy:
     communicate: torch.dtype
     master: bool
     moment: torch.dtype
+    slots: Mapping[str, torch.dtype]
     autocast: torch.dtype | None
     skip_nonfinite: bool
 
@@ -46,8 +49,8 @@ class PrecisionPolicy:
     def from_config(cls, config: SpmdZeroConfig) -> "PrecisionPolicy":
         """The policy for the config's dtype keys.
 
-        The keys are `fp16`, `bf16`, `torch_autocast`, `data_types`, `communication_data_type` and
-        `seq_parallel_communication_data_type`.
+        The keys are `fp16`, `bf16`, `torch_autocast`, `data_types`, `communication_data_type`,
+        `seq_parallel_communication_data_type` and `spmd.moments`.
         """
         parameter = torch.float32
         if config.fp16.enabled:
@@ -68,6 +71,7 @@ class PrecisionPolicy:
             communicate=dtype_named(communicate) if communicate else parameter,
             master=parameter != torch.float32 and not low,
             moment=torch.bfloat16 if low and config.bf16.bf16_optimizer_states else torch.float32,
+            slots={slot: dtype_named(name) for slot, name in config.spmd.moments.items()},
             autocast=dtype_named(autocast.dtype or "bf16") if autocast.enabled else None,
             skip_nonfinite=checked and (sharded or parameter != torch.float32),
         )

@@ -13,7 +13,7 @@ from spmdzero.backend.pure import Folds
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.optim import UpdateRule
 from spmdzero.plan import Role
-from spmdzero.precision import LossScaler, PrecisionPolicy
+from spmdzero.precision import LossScaler, PrecisionPolicy, dtype_named
 from spmdzero.step._boundary import Boundary, MemberGroup
 from spmdzero.step._client_states import Count, States
 from spmdzero.step._gradients import GradientStore, autograd_grad
@@ -281,7 +281,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             state["master"] = self._masters[parameter]
         for slot in rule.slots:
             layout, value = plan.at_rest(f"{slot}/{name}"), rule.initial(slot, group)
-            zeros = stored_zeros(mesh, layout, self._precision.moment)
+            zeros = stored_zeros(mesh, layout, dtype_named(plan.slot_dtype(slot)))
             made = mesh.lay(zeros + value, layout) if value else zeros
             state[slot] = resting(mesh, made, layout)
         for scalar in rule.scalars:

@@ -16,6 +16,7 @@ from spmdzero.config import load_config
 from spmdzero.engine import plan_of
 from spmdzero.explain import Topology
 from spmdzero.nn import linear_cross_entropy
+from spmdzero.plan import Role
 from spmdzero.search._asked import Asked, asked_for
 from spmdzero.search._knobs import Blocks, Candidate
 from spmdzero.search._learnt import Seen, predicted
@@ -101,6 +102,17 @@ def test_a_value_that_is_not_searched_stands_in_every_config() -> None:
         config = asked.config_of(candidate.keys(blocks=forward.blocks))
         assert config["spmd"]["recompute"] == blocks
     assert {candidate.recompute for candidate in candidates} == {"nothing"}
+
+
+def test_dtypes_of_states_are_kept_and_counted() -> None:
+    def moments(dtypes: dict[str, str]) -> int:
+        asked, forward, candidates = searched({"spmd": {"moments": dtypes}})
+        assert len(candidates) > 1000
+        config = asked.config_of(candidates[0].keys(blocks=forward.blocks))
+        assert config["spmd"]["moments"] == dtypes
+        return plan_of(load_config(config), net(), devices=8).memory()[Role.MOMENT]
+
+    assert moments({"exp_avg": "bfloat16"}) * 4 == moments({}) * 3
 
 
 def test_what_the_json_says_stays_as_it_was_written() -> None:

@@ -79,6 +79,7 @@ def test_the_spmd_section_is_read():
                 "reduction": "explicit",
                 "batch_dim": {"hidden": 1},
                 "outputs": {"attentions.0": "stack"},
+                "moments": {"exp_avg": "bfloat16", "mean": "FP32", "v": "torch.bfloat16"},
                 "min_shard_elements": 1e4,
                 "check_finite": True,
             }
@@ -88,6 +89,7 @@ def test_the_spmd_section_is_read():
     assert (spmd.forward, spmd.reduction) == ("region", "explicit")
     assert spmd.batch_dim == {"hidden": 1}
     assert spmd.outputs == {"attentions.0": "stack"}
+    assert spmd.moments == {"exp_avg": "bf16", "mean": "fp32", "v": "bf16"}
     assert spmd.min_shard_elements == 10_000
     assert spmd.check_finite
 

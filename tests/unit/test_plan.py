@@ -130,6 +130,15 @@ def test_each_role_has_its_own_dtype():
     assert build(param(dtype="float16"))["w"].dtype(Role.GRADIENT) == "float16"
 
 
+def test_a_slot_has_its_own_dtype_or_that_of_all_slots_at_every_stage():
+    plan = build(param(), moment_dtype="bfloat16", slot_dtypes=(("exp_avg_sq", "float32"),))
+    for each in (plan, plan.at_stage(3), plan.with_states_on_host(), plan.with_accumulation(1)):
+        found = [each.slot_dtype(slot) for slot in ("exp_avg", "exp_avg_sq", "other")]
+        assert found == ["bfloat16", "float32", "bfloat16"]
+    assert ShardingPlan.from_json(plan.to_json()) == plan
+    assert plan != build(param(), moment_dtype="bfloat16")
+
+
 def test_a_plan_keeps_the_order_of_the_model():
     plan = build(param("b"), param("a"), param("c"))
     assert plan.names == ("b", "a", "c")
@@ -166,7 +175,14 @@ def test_two_parameters_of_one_name_are_refused():
         build(param("w"), param("w"))
 
 
-@pytest.mark.parametrize("overrides", [{"master_dtype": "f32"}, {"moment_dtype": "torch.float32"}])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"master_dtype": "f32"},
+        {"moment_dtype": "torch.float32"},
+        {"slot_dtypes": (("exp_avg", "bf16"),)},
+    ],
+)
 def test_unknown_dtypes_are_refused(overrides):
     with pytest.raises(SpmdZeroUsageError, match="unknown dtype"):
         build(param(), **overrides)

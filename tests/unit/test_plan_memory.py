@@ -121,6 +121,7 @@ def test_the_formula_is_left_out_where_it_does_not_apply():
         ("bfloat16", True, {"moments": ("momentum",)}),
         ("bfloat16", True, {"accumulator_dtype": "float32"}),
         ("bfloat16", True, {"moment_dtype": "bfloat16"}),
+        ("bfloat16", True, {"slot_dtypes": (("exp_avg_sq", "bfloat16"),)}),
         ("bfloat16", True, {"master": False}),
         ("bfloat16", True, {"master_dtype": "float64"}),
     ):
@@ -129,6 +130,28 @@ def test_the_formula_is_left_out_where_it_does_not_apply():
         assert comparison.paper is None
         assert "doesn't apply" in comparison.paper_note
         assert "ZeRO paper" not in str(comparison)
+
+
+def test_each_slot_costs_the_bytes_of_its_own_dtype_on_devices_and_hosts():
+    own = ParamSpec(
+        name="v", shape=(1024, 64), dtype="bfloat16", trainable=True, moments=("exp_avg",)
+    )
+    for usual, slots, each in (
+        ("float32", {"exp_avg": "bfloat16"}, (2 + 4, 2)),
+        ("bfloat16", {"exp_avg_sq": "float32"}, (2 + 4, 2)),
+        ("float32", {"exp_avg_sq": "bfloat16", "momentum": "bfloat16"}, (4 + 2, 4)),
+    ):
+        plan = build(
+            [param(shape=(1024, 64)), own], moment_dtype=usual, slot_dtypes=tuple(slots.items())
+        )
+        bytes_ = 1024 * sum(each)
+        assert plan.memory()[Role.MOMENT] == bytes_
+        stages = [stage[Role.MOMENT] for stage in plan.compare().stages]
+        assert stages == [64 * bytes_, bytes_, bytes_, bytes_]
+        hosts = plan.with_states_on_host().memory()
+        assert (hosts[Role.MOMENT], dict(hosts.on_host)[Role.MOMENT]) == (0, bytes_)
+        rows = [line.split() for line in str(plan).splitlines()]
+        assert ["moment", f"{bytes_:,}"] in rows
 
 
 def test_frozen_parameters_cost_their_bytes():
