@@ -73,9 +73,12 @@ class SpmdConfig(Section):
             backward computes again instead of keeping them: "nothing"; "everything", which keeps a
             block's inputs; "offload", which keeps them in the host's memory, on the JAX backend;
             "dots", which keeps also the results of matrix products, convolutions and attention
-            kernels. Or an object of these by module name, in which * is anything but a dot. "fit"
-            takes the cheapest of them with which the compiled step fits the device's memory,
-            {"fit": "12GB"} this budget of bytes of a device; on the JAX backend.
+            kernels. {"keep": ["q_proj", "context"], "offload": ["input"]} keeps what these modules
+            of a block return, attention's output ("context") and a block's inputs, on the devices
+            or in the host's memory, and all else is computed again. Or an object of these by module
+            name, in which * is anything but a dot. "fit" takes the cheapest of the words with which
+            the compiled step fits the device's memory, {"fit": "12GB"} this budget of bytes of a
+            device; on the JAX backend.
         moments: the dtype in which an optimizer's state rests, by its name such as "exp_avg":
             "float32" or "bfloat16"; updates are computed in fp32. A name that is missing rests in
             fp32, or as ``bf16_optimizer_states`` says. bf16 keeps 8 bits, and a change by less than
@@ -109,7 +112,7 @@ class SpmdConfig(Section):
     outputs: dict[str, OutputRule] = Field(default_factory=dict)
     attention: Literal["auto", "kernel", "plain"] = "auto"
     fused_loss: bool = False
-    recompute: RecomputePolicy | Literal["fit"] | dict[str, RecomputePolicy | str | int] = "nothing"
+    recompute: RecomputePolicy | Literal["fit"] | dict[str, Any] = "nothing"
     moments: dict[str, Literal["fp32", "bf16"]] = Field(default_factory=dict)
     min_shard_elements: Natural = 2048
     xla_flags: Literal["auto", "none", "v5e", "v5p", "v6e", "tpu7x"] = "none"
@@ -179,12 +182,9 @@ class SpmdConfig(Section):
             return recompute
         if isinstance(recompute, dict) and _names_a_budget(recompute):
             return _checked_budget(recompute)
-        policies = list(recompute.values()) if isinstance(recompute, dict) else [recompute]
-        if not all(policy in get_args(RecomputePolicy) for policy in policies):
-            raise RefusedValueError(
-                "what is computed again is one of " + ", ".join(get_args(RecomputePolicy)),
-                fix='Write "dots", for example {"transformer.h.*": "everything"}, or "fit".',
-            )
+        named = not isinstance(recompute, dict) or _names_values(recompute)
+        for policy in [recompute] if named else recompute.values():  # type: ignore[missing-attribute]
+            _check_policy(policy)
         return recompute
 
     @property
@@ -199,18 +199,6 @@ class SpmdConfig(Section):
         return (
             bytes_of(given["fit"]) if isinstance(given, dict) and _names_a_budget(given) else None
         )
-
-    @model_validator(mode="after")
-    def _a_loop_keeps_on_the_devices(self) -> "SpmdConfig":
-        policies = self.recompute.values() if isinstance(self.recompute, dict) else [self.recompute]
-        if "offload" in policies and self.scan != "off":
-            raise RefusedValueError(
-                f'"scan": "{self.scan}" makes a loop of equal blocks, which stacks what they keep '
-                "on the devices",
-                fix='Write "scan": "off", or "everything" in the place of "offload".',
-                at=("recompute",),
-            )
-        return self
 
     @model_validator(mode="after")
     def _what_needs_the_region_has_it(self) -> "SpmdConfig":
@@ -238,6 +226,32 @@ def _names_a_budget(recompute: object) -> bool:
         and "fit" in recompute
         and recompute["fit"] not in get_args(RecomputePolicy)
     )
+
+
+def _names_values(recompute: dict[str, Any]) -> bool:
+    # Other objects have a policy by each module name.
+    return any(isinstance(names, list) for names in recompute.values())
+
+
+def _check_policy(policy: object) -> None:
+    if isinstance(policy, str) and policy in get_args(RecomputePolicy):
+        return
+    example = '{"keep": ["q_proj", "context"], "offload": ["input"]}'
+    if not isinstance(policy, dict) or not policy.keys() <= {"keep", "offload"}:
+        raise RefusedValueError(
+            f"what is computed again is one of {', '.join(get_args(RecomputePolicy))}, or all but "
+            'what an object names under "keep" and "offload"',
+            fix=f'Write "dots", {{"transformer.h.*": "everything"}}, {example}, or "fit".',
+        )
+    names = [name for some in policy.values() for name in (some if isinstance(some, list) else [0])]
+    if not all(isinstance(name, str) and name for name in names):
+        raise RefusedValueError(
+            "what is kept of a block, or offloaded, is a list of names of its modules, of "
+            '"input" and "context"',
+            fix=f"Write {example}.",
+        )
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise RefusedValueError(f"{twice!r} is named twice", fix="Name it once.")
 
 
 def _checked_budget(recompute: dict[str, Any]) -> dict[str, Any]:

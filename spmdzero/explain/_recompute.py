@@ -95,9 +95,9 @@ def with_policy(
         return settings, ()
     if topologies:
         attempt = _on_topologies(settings, model, batch, topologies)
-        order = [("nothing",), ("everything", "dots"), *_host(settings, platform="TPU")]
+        order = [("nothing",), ("everything", "dots"), *_host(platform="TPU")]
     else:
-        attempt, order = _on_these_devices(settings, model, batch), _order(settings)
+        attempt, order = _on_these_devices(settings, model, batch), _order()
     found, said = _cheapest(order, attempt, settings)
     return _changed(settings, found.policy), (said,)
 
@@ -109,7 +109,7 @@ def _pick(engine: Engine, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, r
 
     training = engine._training
     settings = training.spmd_config
-    found, said = _cheapest(_order(settings), attempt, settings)
+    found, said = _cheapest(_order(), attempt, settings)
     log_once(said)
     assert training.region is not None
     training.region.recompute(found.policy)  # type: ignore[bad-argument-type]
@@ -191,14 +191,14 @@ def _room(settings: SpmdZeroConfig) -> int:
     return min(known)
 
 
-def _order(settings: SpmdZeroConfig) -> list[tuple[str, ...]]:
+def _order() -> list[tuple[str, ...]]:
     platform = runtime.platform()
     kept = _ORDER_ON_TPU if platform == "TPU" else _ORDER
-    return [(policy,) for policy in kept] + _host(settings, platform=platform)
+    return [(policy,) for policy in kept] + _host(platform=platform)
 
 
-def _host(settings: SpmdZeroConfig, *, platform: str) -> list[tuple[str, ...]]:
-    return [(_ON_HOST,)] if platform == "TPU" and settings.spmd.scan == "off" else []
+def _host(*, platform: str) -> list[tuple[str, ...]]:
+    return [(_ON_HOST,)] if platform == "TPU" else []
 
 
 def _cheapest(

@@ -21,6 +21,9 @@ _CHAIN_START, _CHAIN_END = (f'custom_call_target="AsyncCollective{x}"' for x in 
 _BATCH = re.compile(r"\blhs_batch_dims=\{\d|\bwindow=\{size=(\d+)\b[^}]*\blhs_dilate=\1\b")
 _PRODUCTS = frozenset({"dot", "convolution"})
 _COPIES = frozenset({"copy", "copy-start"})
+_SLICES = frozenset(
+    f"dynamic-{way}{start}" for way in ("slice", "update-slice") for start in ("", "-start")
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +156,15 @@ class _Schedule:
         )
 
     def _across_the_link(self, instruction: Instruction) -> tuple[int, int]:
-        """Bytes that a copy brings from the host's memory, and to it."""
+        """Bytes that a copy brings from the host's memory, and to it, of a loop's stack too."""
+        if instruction.opcode in _SLICES:
+            stack, *rest = self._module.operands(instruction)
+            if not stack.shapes[0].on_host:
+                return 0, 0
+            if instruction.opcode.startswith("dynamic-update-slice"):
+                return 0, rest[0].shapes[0].bytes
+            # Of a start's results the slice is the one before the last.
+            return instruction.shapes[0 if len(instruction.shapes) == 1 else -2].bytes, 0
         if instruction.opcode not in _COPIES:
             return 0, 0
         # Of a start's results the copy is the first.

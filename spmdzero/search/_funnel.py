@@ -38,8 +38,8 @@ _AT_ONCE, _LARGE = 2, 8_000_000_000
 # What rests in host memory has to be expected to be quicker by this factor: how much of its copies
 # is waited for is the least certain.
 _ON_HOST = 1.1
-# More blocks than this are better a loop, if that is about as quick: each start of a training
-# compiles them.
+# More blocks than this are a loop: libtpu compiles 80 blocks of a Llama as one in 10 minutes, and
+# one by one for more than 27, which each start of a training would take too.
 _MANY_BLOCKS = 48
 # The search ends after so many programs in a row that fit and are no quicker than the best.
 _PATIENCE = 2
@@ -224,15 +224,12 @@ class Funnel:
     def _plainest(self, seconds: Mapping[Candidate, float]) -> Candidate:
         """The plainest of the candidates that are expected to be about as quick as the quickest."""
         expected = {c: taken * (_ON_HOST if c.host else 1.0) for c, taken in seconds.items()}
+        loops = {c: taken for c, taken in expected.items() if c.scan}
+        if loops and self._blocks.count > _MANY_BLOCKS:
+            expected = loops
         equal = (1 + _EQUAL) * min(expected.values())
-        many = self._blocks.count > _MANY_BLOCKS
-
-        def knobs(candidate: Candidate) -> int:
-            loops = (-1 if candidate.scan else 1) if many else 0
-            return candidate.plainness + loops
-
         near = [candidate for candidate, taken in expected.items() if taken <= equal]
-        return min(near, key=lambda c: (knobs(c), expected[c]))
+        return min(near, key=lambda c: (c.plainness, expected[c]))
 
     def _begin(self, candidate: Candidate) -> "_Running | None":
         """Traces a candidate; None if it is refused, which is noted."""

@@ -25,6 +25,12 @@ DEFAULTS: Mapping[str, Any] = {
 }
 """Key of a knob -> what a JSON says that doesn't name it. Stage and batch are always named."""
 
+NAMED: Mapping[str, Mapping[str, list[str]]] = {
+    "context": {"keep": ["context"]},
+    "context on the host": {"offload": ["context"]},
+}
+"""Policies by what stays of a block beside its input -> what they are in the JSON."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
@@ -36,7 +42,7 @@ class Candidate:
         group: ``zero_hpz_partition_size`` of stage 3; 1 for none.
         rows: rows of a micro-batch on each replica.
         accumulation: micro-batches of a step.
-        recompute: a policy of ``"spmd": {"recompute": ...}``.
+        recompute: a policy of ``"spmd": {"recompute": ...}``, or a key of `NAMED`.
         kept: number of the last blocks that compute nothing again, whatever `recompute` is.
         scan: whether equal blocks are a loop.
         fused_loss: whether the loss is computed without logits.
@@ -96,9 +102,9 @@ class Candidate:
         }
         return found | {key: value for key, value in said.items() if value != DEFAULTS[key]}
 
-    def _policy(self, blocks: "Blocks") -> str | dict[str, str]:
+    def _policy(self, blocks: "Blocks") -> str | Mapping[str, Any]:
         if not self.kept:
-            return self.recompute
+            return NAMED.get(self.recompute, self.recompute)
         last = range(blocks.count - self.kept, blocks.count)
         said = {f"{blocks.name}.{place}": "nothing" for place in last}
         return {**said, f"{blocks.name}.*": self.recompute}
@@ -126,7 +132,8 @@ class Candidate:
         yield f"{self.rows} row{'s' * (self.rows > 1)} x {self.accumulation}"
         if self.recompute != "nothing":
             kept = f" but of {self.kept} blocks" if self.kept else ""
-            yield f"recompute {self.recompute}{kept}"
+            but = "all but " if self.recompute in NAMED else ""
+            yield f"recompute {but}{self.recompute}{kept}"
         if self.scan:
             yield "loop"
         if self.fused_loss:

@@ -40,6 +40,8 @@ class Forward:
         kept: bytes that autograd keeps for backward outside of the blocks.
         block_kept: bytes that it keeps in all blocks together.
         block_inputs: bytes of the inputs of all blocks together.
+        contexts: bytes of what attention returns in them.
+        context_flops: those of `block_flops` that attention's kernel does.
         logits: those of `kept` of which a row has as many numbers as the head has words.
         pairs: bytes of attention's weights of all pairs, which a kernel never holds.
         fuses: whether the model's loss can be computed without logits.
@@ -51,6 +53,8 @@ class Forward:
     kept: float
     block_kept: float
     block_inputs: float
+    contexts: float
+    context_flops: float
     logits: float
     pairs: float
     fuses: bool
@@ -106,6 +110,8 @@ def _seen(model: nn.Module, asked: Asked) -> Forward:
         kept=sum(size for _, size in watch.outside) / _ROWS,
         block_kept=watch.block_kept / _ROWS,
         block_inputs=watch.block_inputs / _ROWS,
+        contexts=watch.contexts / _ROWS,
+        context_flops=watch.context_flops / _ROWS,
         logits=logits / _ROWS,
         pairs=watch.pairs / _ROWS,
         fuses=fuses_losses(model),
@@ -158,8 +164,8 @@ class _Watch:
         self._model, self._blocks, self._inside = model, blocks, 0
         self._seen: dict[int, Any] = {_memory(parameter): parameter for parameter in parameters}
         self.outside: list[tuple[torch.Size, int]] = []
-        self.block_kept = self.block_inputs = 0
-        self.flops = self.block_flops = self.pairs = 0.0
+        self.block_kept = self.block_inputs = self.contexts = 0
+        self.flops = self.block_flops = self.context_flops = self.pairs = 0.0
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -188,6 +194,13 @@ class _Watch:
             self.block_inputs += sum(
                 _size(t) for t in given if t.is_floating_point() and t.numel() > 1
             )
+
+    def attended(self, context: torch.Tensor, *, flops: float) -> None:
+        """Counts a call of attention, which is no product of torch's."""
+        self.flops += flops
+        if self._inside:
+            self.contexts += _size(context)
+            self.context_flops += flops
 
     def _leave(self, *_: Any) -> None:
         self._inside -= 1
@@ -229,9 +242,11 @@ class _Attention(TorchFunctionMode):
         query, key, value = named["query"], named["key"], named["value"]
         pairs = query.shape[:-1].numel() * key.shape[-2]
         shown = 0.5 if named.get("is_causal") or named.get("attn_mask") is not None else 1.0
-        self._watch.flops += 2 * shown * pairs * (query.shape[-1] + value.shape[-1])
         self._watch.pairs += 2 * pairs * query.element_size()
-        return _Kernel.apply(query, key, value)
+        made: Any = _Kernel.apply(query, key, value)
+        flops = 2 * shown * pairs * (query.shape[-1] + value.shape[-1])
+        self._watch.attended(made, flops=flops)
+        return made
 
 
 class _Kernel(torch.autograd.Function):

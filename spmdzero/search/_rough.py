@@ -15,7 +15,7 @@ from spmdzero.errors import SpmdZeroConfigError
 from spmdzero.explain import Chip, Topology
 from spmdzero.plan import MemoryReport, Role
 from spmdzero.search._asked import Asked
-from spmdzero.search._knobs import Candidate
+from spmdzero.search._knobs import NAMED, Candidate
 from spmdzero.search._model import Forward
 
 # Shares of a chip's peak rates that products, and everything else, are taken to reach.
@@ -98,6 +98,8 @@ class Estimate:
             "dots": max(inputs, _DOTS * whole),
             "everything": inputs,
             "offload": inputs / max(blocks.count, 1),
+            "context": inputs + forward.contexts,
+            "context on the host": inputs,
         }[candidate.recompute]
         part = candidate.kept / blocks.count if blocks.count else 0.0
         return candidate.rows * (part * whole + (1 - part) * again) / self._share(candidate)
@@ -134,9 +136,10 @@ class Estimate:
         chip, forward, steps = self._topology.chip, self._forward, candidate.accumulation
         share, rows = self._share(candidate), candidate.rows * candidate.accumulation
         products = 3 * forward.flops
-        if candidate.recompute in ("everything", "offload"):
+        if candidate.recompute not in ("nothing", "dots"):
             part = candidate.kept / max(forward.blocks.count, 1)
-            products += (1 - part) * forward.block_flops
+            spared = forward.context_flops if candidate.recompute in NAMED else 0.0
+            products += (1 - part) * (forward.block_flops - spared)
         compute = rows * products / share / (_PRODUCTS * chip.bf16_flops)
         passed = _TIMES_READ * steps * self._kept(candidate)
         if candidate.recompute != "nothing":
@@ -153,7 +156,8 @@ class Estimate:
         exposed = _EXPOSED.get(candidate.flags, _EXPOSED_BY_FLAGS) * wire
         # What comes next waits for what crosses, and an axis has a part of the links.
         exposed += self._crossing(candidate) / (_LINKS * chip.ici_rate)
-        return compute + exposed + self._host(candidate, memory, chip)
+        exposed += 2 * memory.host_total / 2 / chip.host_rate
+        return compute + exposed + self._moved(candidate, chip, hidden=compute / 3)
 
     def _wire(self, candidate: Candidate, elements: int) -> float:
         """Bytes that a device sends in a step, 2 for each element."""
@@ -186,10 +190,18 @@ class Estimate:
         summed = 8 * whole * (tensor - 1) / tensor
         return summed + 4 * whole / sequence * (sequence - 1) / sequence
 
-    def _host(self, candidate: Candidate, memory: MemoryReport, chip: Chip) -> float:
-        """Seconds of the copies from and to host memory."""
-        there = 2 * memory.host_total
-        if candidate.recompute == "offload":
-            inputs = self._forward.block_inputs / self._share(candidate)
-            there += round(2 * inputs * candidate.rows * candidate.accumulation)
-        return there / 2 / chip.host_rate
+    def _moved(self, candidate: Candidate, chip: Chip, *, hidden: float) -> float:
+        """Seconds that the chip waits for what blocks keep in host memory.
+
+        Args:
+            candidate: any.
+            chip: its rate each way.
+            hidden: seconds of each way that a loop hides, which fetches what its next turn needs.
+        """
+        kept = {
+            "offload": self._forward.block_inputs,
+            "context on the host": self._forward.contexts,
+        }.get(candidate.recompute, 0.0)
+        rows = candidate.rows * candidate.accumulation
+        one_way = kept * rows / self._share(candidate) / chip.host_rate
+        return 2 * max(one_way - hidden, 0.0) if candidate.scan else one_way

@@ -9,7 +9,7 @@ from typing import Any
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.explain import Topology
 from spmdzero.search._asked import Asked
-from spmdzero.search._knobs import ACCUMULATION, ROWS, STAGE, Blocks, Candidate
+from spmdzero.search._knobs import ACCUMULATION, NAMED, ROWS, STAGE, Blocks, Candidate
 from spmdzero.search._model import Forward
 
 _POLICIES = ("nothing", "everything", "dots", "offload")
@@ -99,24 +99,30 @@ def _rest(candidate: Candidate, forward: Forward, *, flags: str) -> Iterator[Can
     kernels = ("auto", "plain") if forward.pairs else ("auto",)
     hosts = _HOST if candidate.stage == 3 else _HOST[:2]
     for how, loss, host, attention in itertools.product(
-        list(_recomputed(forward.blocks)), losses, hosts, kernels
+        list(_recomputed(forward)), losses, hosts, kernels
     ):
+        # What no kernel computes is computed again from all pairs, kept or not.
+        if how.get("recompute") in NAMED and attention == "plain":
+            continue
         yield dataclasses.replace(
             candidate, **how, fused_loss=loss, host=host, attention=attention, flags=flags
         )
 
 
-def _recomputed(blocks: Blocks) -> Iterator[dict[str, Any]]:
+def _recomputed(forward: Forward) -> Iterator[dict[str, Any]]:
     """Yields the knobs of how blocks are compiled and computed again."""
+    blocks = forward.blocks
     if not blocks.count:
         yield {}
         return
     for policy in _POLICIES:
         for kept in _kept(policy, blocks):
             yield {"recompute": policy, "kept": kept}
-        # A loop stacks what its blocks keep on the devices, and its blocks are equal.
-        if policy != "offload":
-            yield {"recompute": policy, "scan": True}
+        # The blocks of a loop are equal.
+        yield {"recompute": policy, "scan": True}
+    if forward.contexts:
+        yield {"recompute": "context"}
+        yield from ({"recompute": policy, "scan": True} for policy in NAMED)
 
 
 def _kept(policy: str, blocks: Blocks) -> Sequence[int]:

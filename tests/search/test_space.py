@@ -184,6 +184,7 @@ def test_attention_is_counted_as_a_kernel_that_holds_no_pairs() -> None:
     forward = seen_forward(Attends(), asked_for(CONFIG, x, global_batch=None))
     assert forward.flops == 2 * (2 * 512 * 512 * 64) * 2 / 2
     assert forward.pairs == 2 * 2 * 512 * 512 * 4
+    assert (forward.contexts, forward.context_flops) == (0, 0)
     assert forward.kept < forward.pairs / 2
 
 
@@ -194,6 +195,8 @@ def test_a_language_model_of_transformers_has_a_loss_without_logits() -> None:
     forward = seen_forward(model, asked_for(CONFIG, batch, global_batch=None))
     assert forward.fuses
     assert forward.blocks == Blocks(name="transformer.h", count=4)
+    assert forward.contexts == 4 * 4 * 64 * LENGTH
+    assert 0 < forward.context_flops < forward.block_flops
     assert forward.logits >= 4 * 512 * LENGTH
 
 
@@ -254,6 +257,39 @@ def test_an_estimate_orders_memory_as_the_plan_does() -> None:
     host = Candidate(stage=2, rows=128, accumulation=1, host=("optimizer",))
     assert estimated(host).states < estimated(plain).states
     assert estimated(host).seconds > estimated(plain).seconds
+
+
+def test_what_attention_returns_can_stay_where_all_else_is_computed_again() -> None:
+    with torch.device("meta"):
+        model = GPT2LMHeadModel(GPT2Config(n_layer=8, n_embd=1024, n_head=8, vocab_size=512))
+        rows = torch.zeros(16, 1024, dtype=torch.long)
+    asked = asked_for(
+        {**CONFIG, "bf16": {"enabled": True}}, {"input_ids": rows, "labels": rows},
+        global_batch=None,
+    )  # fmt: skip
+    forward = seen_forward(model, asked)
+    candidates = space(asked, V5E, forward=forward)
+    named = {(c.recompute, c.scan): c for c in candidates if "context" in c.recompute}
+    assert set(named) == {
+        ("context", False), ("context", True), ("context on the host", True)
+    }  # fmt: skip
+    assert not any("context" in c.recompute for c in candidates if c.attention == "plain")
+    keys = named["context on the host", True].keys(blocks=forward.blocks)
+    assert keys["spmd.recompute"] == {"offload": ["context"]}
+    assert load_config(asked.config_of(keys)).spmd.recompute == {"offload": ["context"]}
+
+    estimate = Estimate(asked, model, forward, V5E)
+
+    def of(policy: str) -> Rough:
+        found = estimate(
+            Candidate(stage=2, rows=2, accumulation=1, recompute=policy, scan=True)
+        )  # fmt: skip
+        assert found is not None
+        return found
+
+    again, kept, there = map(of, ("everything", "context", "context on the host"))
+    assert again.rest == there.rest < kept.rest
+    assert there.seconds < again.seconds
 
 
 def test_an_axis_that_exchanges_activations_stays_within_a_host() -> None:

@@ -67,6 +67,31 @@ ENTRY %e (x: {vector}, y: {there}) -> ({there}, {vector}) {{
 """
 
 
+def test_a_slice_of_a_stack_in_host_memory_is_a_copy_as_long_as_the_slice() -> None:
+    stack, slice_, number = "f32[32,4194304]", "f32[1,4194304]", "s32[]{:T(128)}"
+    there = f"{stack}{{1,0:T(8,128)S(5)}}"
+    said = f"({there}, {number}, {number}), {slice_}{{1,0:T(8,128)}}, u32[]{{:S(2)}}"
+    ways = f"({there}, {slice_}{{1,0:T(8,128)}}, {number}, {number}), {there}, u32[]{{:S(2)}}"
+    text = f"""HloModule m, is_scheduled=true
+
+ENTRY %e (x: {there}, i: {number}) -> {there} {{
+  %x = {there} parameter(0)
+  %i = {number} parameter(1)
+  %read-start = ({said}) dynamic-slice-start(%x, %i, %i), dynamic_slice_sizes={{1,4194304}}
+  %read-done = {slice_}{{1,0:T(8,128)}} dynamic-slice-done(%read-start)
+  %write-start = ({ways}) dynamic-update-slice-start(%x, %read-done, %i, %i)
+  ROOT %write-done = {there} dynamic-update-slice-done(%write-start)
+}}
+"""
+    moved = [(o.name, o.from_host, o.to_host) for o in read_schedule(text)]
+    assert [each for each in moved if any(each[1:])] == [
+        ("read-start", VECTOR, 0), ("write-start", 0, VECTOR)
+    ]  # fmt: skip
+    time = time_of(text)
+    assert (time.host, time.host_exposed) == (pytest.approx(2 * ONE), pytest.approx(2 * ONE))
+    assert time_of(text.replace("S(5)", "")).host == 0
+
+
 @pytest.mark.parametrize(("share", "waits"), [(0.25, 1.75), (1, 1), (4, 1)])
 def test_what_runs_between_start_and_end_hides_a_copy(share: float, waits: float) -> None:
     time = time_of(started_beside(round(share * ONE * V5E.clock)))

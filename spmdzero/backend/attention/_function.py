@@ -72,7 +72,7 @@ class Kernels:
         run: computes a direction of a form. ``"forward"`` maps query, key, value, the mask and the
             sinks to the output and statistics. ``"backward"`` maps the same inputs, the results of
             ``"forward"`` and the output's gradient to the gradients of query, key, value and sinks.
-            Results of the forward go through `kept_of_kernel` and `kept`.
+            Results of the forward go through `kept_of_kernel`.
         install: the command that installs the package in which the kernels are written.
     """
 

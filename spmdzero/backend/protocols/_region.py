@@ -2,10 +2,11 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
+from typing_extensions import TypeIs
 
 from spmdzero.backend.forms._work import Work
 from spmdzero.errors import SpmdZeroUsageError
@@ -13,11 +14,20 @@ from spmdzero.errors import SpmdZeroUsageError
 OutputRule = Literal["batch", "mean", "sum", "agree", "stack"]
 AttentionChoice = Literal["auto", "kernel", "plain"]
 RecomputePolicy = Literal["nothing", "dots", "everything", "offload"]
-Recompute = RecomputePolicy | Mapping[str, RecomputePolicy]
+# A policy by name has the names of what is kept of a block under "keep", and under "offload".
+Policy = RecomputePolicy | Mapping[str, Sequence[str]]
+Recompute = Policy | Mapping[str, Policy]
 # Names of parameters and buffers that a forward wrote.
 Wrote = Callable[[Collection[str]], None]
 KeySource = Callable[[int], torch.Tensor]
 Reader = Callable[[torch.Tensor], torch.Tensor]
+
+
+def is_policy(recompute: Recompute) -> TypeIs[Policy]:
+    """Whether it is one policy, not one per pattern of module names."""
+    return isinstance(recompute, str) or any(
+        isinstance(named, Sequence) and not isinstance(named, str) for named in recompute.values()
+    )
 
 
 class GradientSink(Protocol):

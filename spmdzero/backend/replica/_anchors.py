@@ -8,6 +8,7 @@ import torch
 from torch._C import _autograd as _C
 
 from spmdzero._dispatch_mode import DispatchMode
+from spmdzero.backend.replica import _keepers
 from spmdzero.backend.replica._products import PRODUCTS
 
 # All other operations are cheap beside these: elementwise, or a sum over a row. XLA would compute
@@ -19,44 +20,41 @@ class Anchors(DispatchMode):
     """Passes each anchor's value to `keep`, and puts its result in the value's place.
 
     Args:
-        keep: called in the order of the forward.
+        keep: called in the order of the forward, with a value and whether it rests in the host's
+            memory between forward and backward.
 
     Attributes:
         active: whether anchors are passed to `keep`.
+        input_on_host: whether the block's input rests in the host's memory between forward and
+            backward, if backward needs it.
     """
 
-    def __init__(self, keep: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, keep: Callable[[torch.Tensor, bool], torch.Tensor]) -> None:
         super().__init__()
-        self._keep, self.active = keep, True
+        self._keep, self.active, self.input_on_host = keep, True, False
 
     def __enter__(self) -> "Anchors":
-        _entered.append(self)
+        _keepers.enter(self)
         return super().__enter__()
 
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
         super().__exit__(exc_type, exc_val, exc_tb)
-        _entered.pop()
+        _keepers.leave()
 
-    def kept(self, value: torch.Tensor) -> torch.Tensor:
+    def kept(self, value: torch.Tensor, *, on_host: bool = False) -> torch.Tensor:
         """The tensor that takes the place of an anchor's value."""
-        return self._keep(value) if self.active and not is_hooked() else value
+        return self._keep(value, on_host) if self.active and not is_hooked() else value
+
+    def of_kernel(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors that take the place of a kernel's results, which are anchors."""
+        # The tensor is also kept elsewhere: without `detach`, autograd's notes on it would live as
+        # long.
+        return [self.kept(value).detach() for value in values]
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an operation; an anchor's value goes to `keep`."""
+        """Runs an operation; an anchor's value goes to `keep`, unless a keeper inside decides."""
         result = func(*args, **kwargs)
-        return self.kept(result) if func in ANCHORS else result
-
-
-_entered: list[Anchors] = []
-
-
-def kept(values: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors that replace values of no torch operation, such as those of a kernel."""
-    if not _entered:
-        return values
-    # The tensor is also kept elsewhere: without `detach`, autograd's notes on it would live as
-    # long.
-    return [_entered[-1].kept(value).detach() for value in values]
+        return self.kept(result) if func in ANCHORS and _keepers.is_innermost(self) else result
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -17,6 +17,7 @@ from spmdzero.backend._named_states import NamedStates
 from spmdzero.backend.forms._order import after
 from spmdzero.backend.forms._said import as_said_of
 from spmdzero.backend.forms._tree import map_tensors
+from spmdzero.backend.replica import _keepers
 from spmdzero.backend.replica._anchors import Anchors
 from spmdzero.backend.replica._products import PRODUCTS
 from spmdzero.backend.replica._readers import in_region
@@ -55,57 +56,91 @@ class _Fetch(torch.autograd.Function):
         return grads[0], None
 
 
-class _Kept(DispatchMode):
-    """Keeps the results of products and attention kernels, and returns them again in later runs.
+class Runs:
+    """Values of a function's first run, which its later runs get again.
 
-    Each run enters it once; a graph that is kept has a run in each backward pass. torch's own
-    selective checkpointing would return the very values of the first run, and XLA would merge the
-    operations on them with those of that run.
+    torch's own selective checkpointing would return the very values of the first run, and XLA would
+    merge the operations on them with those of that run.
 
     Attributes:
         gradient: the tensor to which values of this run are tied; None in the first run.
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self._values: list[torch.Tensor] = []
         self._left: Iterator[torch.Tensor] | None = None
         self.gradient: torch.Tensor | None = None
         self._first = True
 
-    def __enter__(self) -> "_Kept":
+    def begin(self) -> None:
+        """Begins a run; a graph that is kept has one in each backward pass."""
         # The run before may have ended early, once it had computed the missing values.
         self._left = None if self._first else iter(self._values)
+
+    def end(self) -> None:
+        """Ends a run."""
+        self._first, self._left = False, None
+
+    def kept(self, made: torch.Tensor, *, on_host: bool = False) -> torch.Tensor:
+        """`made` in the first run; in a later run the result of the first run in its place."""
+        if self._left is None:
+            # The result itself leads to its graph, which leads here: no collector sees that circle.
+            held = made.detach()
+            self._values.append(host_memory().to_host(held) if on_host else held)
+            return made
+        value = next(self._left)
+        if on_host:
+            value = host_memory().from_host(
+                value, value if self.gradient is None else self.gradient
+            )
+        return value.detach() if self.gradient is None else after(value, self.gradient)
+
+
+class Keeps(Protocol):
+    """A keeper of a function that runs again, which each run enters once.
+
+    Attributes:
+        runs: has the kept values.
+    """
+
+    runs: Runs
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None: ...
+
+
+class _KeepsProducts(DispatchMode):
+    """Keeps the results of products and attention kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs = Runs()
+
+    def __enter__(self) -> "_KeepsProducts":
+        self.runs.begin()
+        _keepers.enter(self)
         return super().__enter__()
 
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
-        self._first, self._left = False, None
         super().__exit__(exc_type, exc_val, exc_tb)
+        _keepers.leave()
+        self.runs.end()
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operation; the result of a product is kept."""
         made = func(*args, **kwargs)
-        return self.keep(made) if func in PRODUCTS else made
+        return self.runs.kept(made) if func in PRODUCTS and _keepers.is_innermost(self) else made
 
-    def keep(self, made: torch.Tensor) -> torch.Tensor:
-        """`made` in the first run; in a later run the result of the first run in its place."""
-        if self._left is None:
-            # The result itself leads to its graph, which leads here: no collector sees that circle.
-            self._values.append(made.detach())
-            return made
-        value = next(self._left)
-        return value.detach() if self.gradient is None else after(value, self.gradient)
+    def of_kernel(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors that replace the results of a kernel, which are kept."""
+        return [self.runs.kept(value) for value in values]
 
 
-def is_loop_body() -> bool:
-    """Whether the block that is traced becomes the body of a loop."""
-    return any(isinstance(mode, Anchors) for mode in _get_current_dispatch_mode_stack())
-
-
-def kept_of_kernel(made: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors that replace the results of a kernel, which no dispatch mode sees."""
-    modes = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, _Kept)]
-    return [modes[-1].keep(value) for value in made] if modes else made
+def loop_body() -> Anchors | None:
+    """The anchors of the loop whose body is traced, None where none is."""
+    modes = _get_current_dispatch_mode_stack()
+    return next((mode for mode in reversed(modes) if isinstance(mode, Anchors)), None)
 
 
 def recomputed(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -133,10 +168,21 @@ def recomputed_from_host(function: Callable[..., Any], /, *args: Any, **kwargs: 
     It moves floating-point tensors of more than one element, in the replica region of a backend
     with `host_memory`. If nothing can be moved, a log line says why.
     """
+    if loop_body() is not None:
+        log_once(
+            "what is checkpointed inside of a loop's block keeps nothing in host memory: the loop "
+            "computes it again from what the block keeps"
+        )
+        return _recomputed(function, args, kwargs, kept=None)
+    return _recomputed(function, args, kwargs, kept=None, on_host=can_rest_on_host())
+
+
+def can_rest_on_host() -> bool:
+    """Whether what runs again can keep values in the host's memory; a log line says why not."""
     if why := _why_it_stays():
         log_once(f"what checkpointed blocks keep stays where it is, not in host memory: {why}")
-    can = in_region() and not is_loop_body() and current().host_memory is not None
-    return _recomputed(function, args, kwargs, kept=None, on_host=can and torch.is_grad_enabled())
+    can = in_region() and current().host_memory is not None
+    return can and torch.is_grad_enabled()
 
 
 def _why_it_stays() -> str:
@@ -145,9 +191,12 @@ def _why_it_stays() -> str:
         return f"the {current().name} backend keeps what a program computes on the devices"
     if not in_region():
         return "it is computed outside of the replica region"
-    return (
-        "a loop over equal blocks stacks it on the devices" if is_loop_body() else memory.missing()
-    )
+    return memory.missing()
+
+
+def puts_inputs_on_host() -> bool:
+    """Whether `kept_on_host` has what runs again keep its inputs in the host's memory."""
+    return bool(_offloads.depth)
 
 
 class _Offloads:
@@ -173,7 +222,20 @@ def recomputed_but_dots(function: Callable[..., Any], /, *args: Any, **kwargs: A
     The second run takes these from the first and computes the rest, which is elementwise or a sum
     over a row.
     """
-    return _recomputed(function, args, kwargs, kept=_Kept())
+    return _recomputed(function, args, kwargs, kept=_KeepsProducts())
+
+
+def recomputed_but(
+    keeps: Keeps, on_host: bool, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Any:
+    """Keeps, unlike `recomputed`, also what `keeps` takes note of.
+
+    Args:
+        keeps: a new one for each call.
+        on_host: whether the inputs are kept in the host's memory.
+        function, args, kwargs: as for `recomputed`.
+    """
+    return _recomputed(function, args, kwargs, kept=keeps, on_host=on_host and can_rest_on_host())
 
 
 def recomputed_by_torch(
@@ -195,7 +257,7 @@ def _recomputed(
     args: Any,
     kwargs: dict[str, Any],
     *,
-    kept: _Kept | None,
+    kept: Keeps | None,
     on_host: bool = False,
     options: Mapping[str, Any] = _NOT_REENTRANT,
 ) -> Any:
@@ -213,7 +275,7 @@ def _recomputed(
 
     def run(named: dict[str, Any], *inputs: Any) -> Any:
         if kept is not None:
-            kept.gradient = arrays.inner(arrived[-1]) if arrived else None
+            kept.runs.gradient = arrays.inner(arrived[-1]) if arrived else None
         if first:
             inputs, named = first.pop()
         elif on_host or arrived:

@@ -1,8 +1,9 @@
 """The modules of a model that run again in the backward pass, and their policies."""
 
 import contextlib
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,13 +12,25 @@ from torch import nn
 from spmdzero._names import did_you_mean
 from spmdzero._user_line import user_line
 from spmdzero.backend._current import current
-from spmdzero.backend.protocols._region import Recompute
-from spmdzero.backend.replica._anchors import is_hooked
+from spmdzero.backend.protocols._region import Policy, Recompute, is_policy
+from spmdzero.backend.replica._anchors import Anchors, is_hooked
 from spmdzero.backend.replica._candidates import NotALoopError, candidates, taken_apart
 from spmdzero.backend.replica._class_calls import calls_replaced
+from spmdzero.backend.replica._kept_by_name import (
+    CONTEXT,
+    INPUT,
+    KeptByName,
+    Places,
+    TwiceNamedError,
+    UnknownNameError,
+    places_in,
+)
 from spmdzero.backend.replica._recompute import (
-    is_loop_body,
+    can_rest_on_host,
+    loop_body,
+    puts_inputs_on_host,
     recomputed,
+    recomputed_but,
     recomputed_but_dots,
     recomputed_from_host,
 )
@@ -27,6 +40,11 @@ _WAYS: dict[str, Callable[..., Any]] = {
     "everything": recomputed,
     "dots": recomputed_but_dots,
     "offload": recomputed_from_host,
+}
+# A loop keeps no more of a block than its backward asks for, so that nothing has to run again.
+_IN_LOOPS: dict[str, Mapping[str, Sequence[str]]] = {
+    "everything": {},
+    "offload": {"offload": [INPUT]},
 }
 _KEY = "spmd.recompute"
 
@@ -38,35 +56,41 @@ class RecomputedBlocks:
         model: the model that is trained.
         recompute: the policy that says which operations of each block are computed again: one for
             equal blocks that follow each other in a ModuleList or Sequential, or one per pattern of
-            module names.
+            module names. A policy is a word, or the names of what is kept and offloaded.
 
     Raises:
-        SpmdZeroConfigError: there are no such blocks, a pattern matches none, or blocks are nested.
+        SpmdZeroConfigError: there are no such blocks, a pattern matches none, blocks are nested, or
+            a name is of nothing in a block.
     """
 
     def __init__(self, model: nn.Module, recompute: Recompute) -> None:
         self._model = model
-        if isinstance(recompute, str):
+        if is_policy(recompute):
             names = _equal_blocks(model) if recompute != "nothing" else []
             if not names and recompute != "nothing":
                 raise _refusal(
                     recompute,
                     f"{type(model).__name__} has no two equal blocks that follow each other in a "
                     "ModuleList or Sequential",
-                    fix=f'Name modules: {{"encoder.*": "{recompute}"}}.',
+                    fix=f'Name modules: {{"encoder.*": {json.dumps(recompute)}}}.',
                 )
-            found = dict.fromkeys(names, recompute)
+            found: dict[str, Policy] = dict.fromkeys(names, recompute)
         else:
             found = _matched(model, recompute)
-        if "offload" in found.values() and current().host_memory is None:
+        if any(map(_offloads, found.values())) and current().host_memory is None:
             raise _refusal(
                 recompute,
                 f"the {current().name} backend keeps what a program computes on the devices",
-                fix='Write "everything", which keeps the same there; the JAX backend keeps it on '
-                "the host.",
+                fix='Write "everything", or "keep" in the place of "offload", which keep the same '
+                "there; the JAX backend keeps it on the host.",
             )
         modules = dict(model.named_modules())
-        self._policies = {id(modules[name]): policy for name, policy in found.items()}
+        self._policies: dict[int, str | Places] = {
+            id(modules[name]): policy
+            if isinstance(policy, str)
+            else _places(modules[name], name, policy, recompute)
+            for name, policy in found.items()
+        }
         self._kinds = {type(modules[n]) for n, policy in found.items() if policy != "nothing"}
 
     @contextlib.contextmanager
@@ -83,11 +107,59 @@ class RecomputedBlocks:
         policy = self._policies.get(id(module), "nothing")
         if policy == "nothing" or not torch.is_grad_enabled():
             return call(module, *args, **kwargs)
-        if policy == "dots" and is_loop_body():
+        anchors = loop_body()
+        if anchors is not None and policy == "dots":
             # A loop keeps its products anyway, and computes the rest again.
             return call(module, *args, **kwargs)
         self._refuse_what_runs_once(module, args, kwargs)
-        return _WAYS[policy](call, module, *args, **kwargs)
+        if anchors is not None:
+            if isinstance(policy, str):
+                policy = places_in(module, **_IN_LOOPS[policy])
+            return self._in_loop(anchors, policy, call, module, args, kwargs)
+        if isinstance(policy, str):
+            return _WAYS[policy](call, module, *args, **kwargs)
+        keeper = KeptByName(policy, can_move=policy.on_host and can_rest_on_host())
+        made = recomputed_but(
+            keeper, policy.input or puts_inputs_on_host(), call, module, *args, **kwargs
+        )
+        self._refuse_what_was_not_met(keeper, policy, module)
+        return made
+
+    def _in_loop(
+        self,
+        anchors: Anchors,
+        places: Places,
+        call: Callable[..., Any],
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Runs a block that becomes a loop's body, which computes again what isn't an anchor."""
+        on_host = places.input or puts_inputs_on_host()
+        can_move = (places.on_host or on_host) and can_rest_on_host()
+        anchors.input_on_host = on_host and can_move
+        with KeptByName(places, can_move=can_move, anchors=anchors) as keeper:
+            made = call(module, *args, **kwargs)
+        self._refuse_what_was_not_met(keeper, places, module)
+        return made
+
+    def _refuse_what_was_not_met(
+        self, keeper: KeptByName, places: Places, module: nn.Module
+    ) -> None:
+        for pattern, named in places.named.items():
+            if named & keeper.met:
+                continue
+            if pattern == CONTEXT:
+                raise self._error(
+                    f'"{CONTEXT}" is what torch\'s scaled_dot_product_attention returns, which a '
+                    f"{type(module).__name__} doesn't call. Name the module that attends, or set "
+                    'attn_implementation="sdpa" in transformers'
+                )
+            raise self._error(
+                f"{pattern!r} in a {type(module).__name__} is not called, or returns no "
+                "floating-point tensor, so there is nothing to keep. Name a module whose output is "
+                "used"
+            )
 
     def _refuse_what_runs_once(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if is_hooked() or getattr(module, "gradient_checkpointing", False):
@@ -107,15 +179,37 @@ class RecomputedBlocks:
         return ReplicaRegionError(f'{user_line(self._model)}: "spmd": {{"recompute"}}: {message}')
 
 
+def _offloads(policy: Policy) -> bool:
+    return policy == "offload" or (not isinstance(policy, str) and bool(policy.get("offload")))
+
+
+def _places(block: nn.Module, name: str, policy: Mapping[str, Any], written: Recompute) -> Places:
+    try:
+        return places_in(block, keep=policy.get("keep", ()), offload=policy.get("offload", ()))
+    except UnknownNameError as error:
+        there = [*error.names, INPUT, CONTEXT]
+        tails = dict.fromkeys(name.rpartition(".")[2] for name in error.names)
+        raise _refusal(
+            written,
+            f"no module in {name!r} has the name {error.pattern!r}, where * is anything but a dot",
+            fix=did_you_mean(error.pattern, [*there, *tails])
+            or f"There are {', '.join(map(repr, there))}.",
+        ) from None
+    except TwiceNamedError as error:
+        raise _refusal(
+            written, f"{str(error)!r} in {name!r} is to be kept and offloaded", fix="Name it once."
+        ) from None
+
+
 def _equal_blocks(model: nn.Module) -> list[str]:
     equal = candidates(model, fewest=2)
     names = [name for name, module in model.named_modules() if id(module) in equal]
     return [name for name in names if _outer(name, names) is None]
 
 
-def _matched(model: nn.Module, recompute: Mapping[str, str]) -> dict[str, str]:
+def _matched(model: nn.Module, recompute: Mapping[str, Policy]) -> dict[str, Policy]:
     names = [name for name, _ in model.named_modules() if name]
-    found: dict[str, str] = {}
+    found: dict[str, Policy] = {}
     for pattern, policy in recompute.items():
         # A star matches no dot, so that "h.*" doesn't match the modules inside the blocks.
         form = re.compile(re.escape(pattern).replace(r"\*", "[^.]*"))

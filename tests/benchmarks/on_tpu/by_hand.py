@@ -33,7 +33,7 @@ class Way:
         scan: whether the layers are one loop over stacked weights.
         zero: 2 keeps bf16 parameters whole; 3 gathers each layer's from fp32 shards.
         recompute: ``"no"``; ``"all"`` of a block; ``"qkv"``, all but the projections to queries,
-            keys and values.
+            keys and values; ``"qkv-on-host"``, which keeps these in the host's memory.
     """
 
     attention: str = "plain"
@@ -184,8 +184,13 @@ class _Step:
             return model.block(named, x, attend)
 
         if way.recompute != "no":
-            kept = ("qkv",) if way.recompute == "qkv" else ()
-            policy = jax.checkpoint_policies.save_only_these_names(*kept)
+            policies = jax.checkpoint_policies
+            policy = policies.save_and_offload_only_these_names(
+                names_which_can_be_saved=["qkv"] if way.recompute == "qkv" else [],
+                names_which_can_be_offloaded=["qkv"] if way.recompute == "qkv-on-host" else [],
+                offload_src="device",
+                offload_dst="pinned_host",
+            )
             block = jax.checkpoint(block, policy=policy)
 
         def loss(p: Tree, x: jax.Array, y: jax.Array) -> tuple[jax.Array, Tree]:

@@ -24,7 +24,8 @@ expects of it. That is no measurement. It is the same count for everybody, so it
 - **wire ms**: what the chip waits for transfers, of all that they take: bytes over the rate of all
   links of the chip. One that is only started goes on until another operation ends it, and is
   hidden by those between.
-- **step ms**: cycles at the chip's clock, kernels and exposed wire. **ratio**: to spmdzero.
+- **step ms**: cycles at the chip's clock, kernels, exposed wire, and what the chip waits for of
+  copies from and to its host's memory, at the published rate of PCIe. **ratio**: to spmdzero.
 - **calibrated ms**: on the [scale of measured steps](explain.md#a-calibrated-time), with its
   interval. Tables written before 30 November 2026 have no such column.
 - **MFU**: the model's arithmetic (three forwards, causal attention half, nothing computed again; of

@@ -15,8 +15,7 @@ from spmdzero.backend.jax.axes._slice import over_sharing, sharing_axes
 from spmdzero.backend.jax.lazy._dispatch import value_of
 from spmdzero.backend.jax.lazy._tensor import over
 from spmdzero.backend.jax.lazy._values import Space, record
-from spmdzero.backend.replica._anchors import kept
-from spmdzero.backend.replica._recompute import kept_of_kernel
+from spmdzero.backend.replica._keepers import kept_of_kernel
 
 Forms = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
@@ -96,7 +95,7 @@ def _run(direction: Direction, form: Form, tensors: Sequence[torch.Tensor]) -> l
     op = AttentionOp(direction, form)
     values = tuple(value_of(tensor) for tensor in tensors)
     made = [*map(over, record(op, values, {}, op.forms))]
-    return kept(kept_of_kernel([*made])) if direction == "forward" else [*made]
+    return kept_of_kernel([*made]) if direction == "forward" else [*made]
 
 
 KERNELS = Kernels(run=_run, install="pip install 'jax==0.7.1'")

@@ -62,6 +62,7 @@ class Body:
         draws: number of keys that it draws.
         uploads: CPU tensors that it uploads.
         saves_x: whether its backward needs x.
+        on_host: of x, if it is needed, and of `saved`, whether it rests in the host's memory.
         saved: numbers of the products that its backward needs.
         forms: the forms of these products.
         shared: indices of the shared inputs that have a gradient.
@@ -76,6 +77,7 @@ class Body:
     draws: int
     uploads: tuple[torch.Tensor, ...]
     saves_x: bool = False
+    on_host: tuple[bool, ...] = ()
     saved: tuple[int, ...] = ()
     forms: tuple[Form, ...] = ()
     shared: tuple[int, ...] = ()

@@ -120,21 +120,24 @@ class _Blocks(torch.autograd.Function):
             found = ctx.unrolled.gradients(tensors, *grad_outputs)
             return None, None, None, *found, *[None] * ctx.awaiting
         # A body that doesn't read x gets the x at hand.
-        xs = saved.pop(0) if body.saves_x else None
+        kept = [
+            ("fetched" if on_host else "sliced", [stack])
+            for stack, on_host in zip(saved, body.on_host, strict=True)
+        ]
         sums = [torch.zeros_like(whole[i]) for i in body.shared]
-        own = [("sliced", [xs])] if xs is not None else [("unread", [x])]
+        own = kept.pop(0) if body.saves_x else ("unread", [x])
         outputs = _call(
             body.backward,
             times=ctx.times,
             backwards=True,
             kinds=[
-                *own,
+                own,
                 ("whole", whole),
                 ("sliced", stacks),
                 ("carried", [grad_outputs[0], *sums]),
                 ("sliced", keys),
                 ("whole", uploads),
-                ("sliced", saved),
+                *kept,
             ],
             made=body.gradients,
             enter=ctx.enter,
@@ -190,7 +193,9 @@ def _call(
         enter: see `Given`.
         kinds: the inputs in the order of `function`, and how each enters the loop.
     """
-    places: dict[str, list[int]] = {"carried": [], "sliced": [], "whole": [], "unread": []}
+    places: dict[str, list[int]] = {
+        kind: [] for kind in ("carried", "sliced", "fetched", "whole", "unread")
+    }
     tensors: list[torch.Tensor] = []
     end = sum(len(some) for _, some in kinds)
     constants = iter(range(end, end + len(function.constants)))
@@ -201,7 +206,8 @@ def _call(
         for tensor in some:
             places[kind].append(len(tensors))
             tensors.append(tensor)
-    order = [*places["carried"], *places["sliced"], *places["whole"]]
+    stacks = [*places["sliced"], *places["fetched"]]
+    order = [*places["carried"], *stacks, *places["whole"]]
     # Inputs that no iteration reads would only be passed through.
     read = {*places["carried"], *arrangement}
     order = [place for place in order if place in read]
@@ -213,6 +219,7 @@ def _call(
         backwards=backwards,
         arrangement=tuple(moved[place] for place in arrangement),
         carried=tuple(Form.of(tensors[place]) for place in places["carried"]),
-        sliced=tuple(_one(tensors[place]) for place in places["sliced"] if place in read),
+        sliced=tuple(_one(tensors[place]) for place in stacks if place in read),
+        fetched=sum(place in read for place in places["fetched"]),
         made=tuple(made),
     )

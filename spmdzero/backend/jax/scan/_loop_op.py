@@ -5,8 +5,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import torch
 
+from spmdzero.backend.jax._versions import moved
 from spmdzero.backend.jax.axes._merged_dims import LOOP, MergedDims
 from spmdzero.backend.jax.graph._graph import Graph
 from spmdzero.backend.jax.graph._graph_function import run_steps
@@ -26,6 +28,8 @@ class LoopOp:
         graph: of one iteration.
         times, backwards, arrangement: see `run_loop`.
         carried, sliced: the numbers of such inputs.
+        fetched: number of the last of `sliced`, which are in the host's memory in programs for
+            TPUs. A turn copies those of the next one to the devices beside what it computes.
         makes: see `Op`.
     """
 
@@ -35,12 +39,13 @@ class LoopOp:
     arrangement: tuple[int, ...]
     carried: int
     sliced: int
+    fetched: int = 0
     makes: Space | None = None
 
     @property
     def key(self) -> Any:
         """See `Op`."""
-        how = self.times, self.backwards, self.arrangement, self.carried, self.sliced
+        how = self.times, self.backwards, self.arrangement, self.carried, self.sliced, self.fetched
         return (LOOP, self.graph.key, *how)
 
     def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
@@ -78,18 +83,27 @@ class LoopOp:
         self, arrays: Sequence[jax.Array], run: Callable[[Sequence[jax.Array]], list[jax.Array]]
     ) -> list[jax.Array]:
         end = self.carried + self.sliced
-        whole = arrays[end:]
+        whole, on_host = arrays[end:], arrays[end - self.fetched : end]
 
-        def iteration(carried: Any, slices: Any) -> tuple[Any, Any]:
-            inputs = [*carried, *slices, *whole]
+        def fetched(turn: Any) -> list[jax.Array]:
+            slices = [jax.lax.dynamic_index_in_dim(a, turn, keepdims=False) for a in on_host]
+            return [moved(one, host=False) for one in slices]
+
+        def iteration(state: Any, slices: Any) -> tuple[Any, Any]:
+            turn, arrived, carried = state
+            if on_host:
+                turn = jnp.clip(turn + (-1 if self.backwards else 1), 0, self.times - 1)
+            following = fetched(turn)
+            inputs = [*carried, *slices, *arrived, *whole]
             with in_loop():
                 results = run([inputs[place] for place in self.arrangement])
-            return results[: self.carried], results[self.carried :]
+            return (turn, following, results[: self.carried]), results[self.carried :]
 
-        last, stacks = jax.lax.scan(
+        first = jnp.int32(self.times - 1 if self.backwards else 0) if on_host else None
+        (_, _, last), stacks = jax.lax.scan(
             iteration,
-            [*arrays[: self.carried]],
-            [*arrays[self.carried : end]],
+            (first, fetched(first), [*arrays[: self.carried]]),
+            [*arrays[self.carried : end - self.fetched]],
             length=self.times,
             reverse=self.backwards,
         )
@@ -105,6 +119,7 @@ def run_loop(
     arrangement: tuple[int, ...],
     carried: tuple[Form, ...],
     sliced: tuple[Form, ...],
+    fetched: int = 0,
     made: tuple[Form, ...],
 ) -> list[torch.Tensor]:
     """The last carried values, and stacks `[times, ...]` of the iterations' results.
@@ -118,6 +133,7 @@ def run_loop(
         arrangement: for each parameter of the function's program its index in the tensors.
         carried: forms of the first tensors, which each iteration replaces.
         sliced: forms of a slice of the stacks that follow.
+        fetched: number of the last of these stacks, which are in the host's memory.
         made: forms of an iteration's results.
     """
     op = LoopOp(
@@ -127,6 +143,7 @@ def run_loop(
         arrangement=arrangement,
         carried=len(carried),
         sliced=len(sliced),
+        fetched=fetched,
     )
     forms = [(form.shape, form.dtype) for form in carried]
     forms += [((times, *form.shape), form.dtype) for form in made]

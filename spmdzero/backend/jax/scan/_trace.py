@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils.stateless import _reparametrize_module
 
 from spmdzero.backend._current import arrays, compiler
+from spmdzero.backend.jax.host_memory import to_host
 from spmdzero.backend.jax.lazy._factories import OwnFactories
 from spmdzero.backend.jax.lazy._quirks import JaxQuirks
 from spmdzero.backend.jax.scan._body import Block, Body
@@ -34,6 +35,7 @@ class Run:
         self.hosts: list[torch.Tensor] = []
         self.products: list[Form] = []
         self.anchors: list[int] = []
+        self.x_on_host = False
         self.output: Any = None
 
     def input(self, shape: Sequence[int], dtype: torch.dtype) -> int:
@@ -54,7 +56,7 @@ class Run:
         self.uploads.append(self.input(host.shape, host.dtype))
         return self.more[-1]
 
-    def product(self, product: torch.Tensor) -> torch.Tensor:
+    def product(self, product: torch.Tensor, on_host: bool) -> torch.Tensor:
         self.products.append(Form.of(product))
         self.anchors.append(self.input(product.shape, product.dtype))
         return self.more[-1]
@@ -120,15 +122,24 @@ class _Tracer:
         return [x, *self.shared, replica, *(self._state | state).values()]
 
     def forward(self, backward: "_Backward | None", *, saves_x: bool) -> Body:
-        run = Run()
+        run, on_host = Run(), list[bool]()
         saved = () if backward is None else backward.saved
 
         def function(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-            products: list[torch.Tensor] = []
-            with self._running(inputs, run, lambda t: products.append(t) or t) as (x, _, y):
-                run.products = [Form.of(product) for product in products]
-                kept = [products[number] for number in saved]
-                return [t.detach() for t in (y, *([x * 1] if saves_x else []), *kept)]
+            products: list[tuple[torch.Tensor, bool]] = []
+
+            def keep(product: torch.Tensor, on_host: bool) -> torch.Tensor:
+                products.append((product, on_host))
+                return product
+
+            with self._running(inputs, run, keep) as (x, _, y):
+                run.products = [Form.of(product) for product, _ in products]
+                on_host.extend(products[number][1] for number in saved)
+                kept = [_at_rest(*products[number]) for number in saved]
+                if saves_x:
+                    on_host.insert(0, run.x_on_host)
+                    kept.insert(0, _at_rest(x, True) if run.x_on_host else x * 1)
+                return [t.detach() for t in (y, *kept)]
 
         folded = self._fold(function, self._inputs, run)
         if backward is not None and (
@@ -147,6 +158,7 @@ class _Tracer:
             draws=len(run.keys),
             uploads=tuple(run.hosts),
             saves_x=saves_x,
+            on_host=tuple(on_host),
             saved=saved,
             forms=tuple(run.products[number] for number in saved),
             shared=() if backward is None else backward.shared,
@@ -235,7 +247,7 @@ class _Tracer:
         self,
         inputs: list[torch.Tensor],
         run: Run,
-        keep: Callable[[torch.Tensor], torch.Tensor] | None,
+        keep: Callable[[torch.Tensor, bool], torch.Tensor] | None,
     ) -> Iterator[
         tuple[torch.Tensor, tuple[list[torch.Tensor], dict[str, torch.Tensor]], torch.Tensor]
     ]:
@@ -266,6 +278,7 @@ class _Tracer:
             anchors.active = keep is not None
             output = block.call(block.module, x, *args, **kwargs)
             anchors.active = False
+            run.x_on_host = anchors.input_on_host
             if values != arrays.value_ids([x, *shared, *state.values()]):
                 raise NotALoopError("a block writes to its parameters, buffers or inputs")
             now, tensors = taken_apart(given)
@@ -306,8 +319,12 @@ def _like(
     ]
 
 
-def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
+def _unchanged(tensor: torch.Tensor, on_host: bool) -> torch.Tensor:
     return tensor
+
+
+def _at_rest(tensor: torch.Tensor, on_host: bool) -> torch.Tensor:
+    return to_host(tensor.detach()) if on_host else tensor
 
 
 def _moved(end: int, *kinds: list[int]) -> dict[int, int]:
