@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from spmdzero.backend._current import arrays
 from spmdzero.backend.forms._tree import map_tensors
 from spmdzero.backend.replica import _keepers
 from spmdzero.backend.replica._anchors import Anchors
@@ -185,7 +186,7 @@ class _InPlaceOf(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, made: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-        return kept.view_as(kept)
+        return arrays.apart(kept)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:

@@ -84,8 +84,9 @@ class Runs:
     def kept(self, made: torch.Tensor, *, on_host: bool = False) -> torch.Tensor:
         """`made` in the first run; in a later run the result of the first run in its place."""
         if self._left is None:
-            # The result itself leads to its graph, which leads here: no collector sees that circle.
-            held = made.detach()
+            # What is written into the result later isn't kept. And the result itself leads to its
+            # graph, which leads here: no collector sees that circle.
+            held = arrays.apart(made)
             self._values.append(host_memory().to_host(held) if on_host else held)
             return made
         value = next(self._left)
@@ -93,7 +94,7 @@ class Runs:
             value = host_memory().from_host(
                 value, value if self.gradient is None else self.gradient
             )
-        return value.detach() if self.gradient is None else after(value, self.gradient)
+        return arrays.apart(value) if self.gradient is None else after(value, self.gradient)
 
 
 class Keeps(Protocol):

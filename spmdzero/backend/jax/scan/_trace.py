@@ -59,7 +59,7 @@ class Run:
     def product(self, product: torch.Tensor, on_host: bool) -> torch.Tensor:
         self.products.append(Form.of(product))
         self.anchors.append(self.input(product.shape, product.dtype))
-        return self.more[-1]
+        return arrays.apart(self.more[-1])
 
 
 def _gradients(
@@ -129,7 +129,7 @@ class _Tracer:
             products: list[tuple[torch.Tensor, bool]] = []
 
             def keep(product: torch.Tensor, on_host: bool) -> torch.Tensor:
-                products.append((product, on_host))
+                products.append((arrays.apart(product), on_host))
                 return product
 
             with self._running(inputs, run, keep) as (x, _, y):
