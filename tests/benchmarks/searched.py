@@ -62,7 +62,7 @@ SEARCHES: Mapping[str, Search] = {
         "FlagEmbedding's stage 0": "flagembedding_stage0.json",
     }),
     "Llama 1B": Search(case="llama-2k", topology="v6e:2x4", by_hand={_PAGE: "ours-nothing"}),
-    "Llama 8B": Search(case="llama-8b", topology="v6e:2x4", by_hand={_PAGE: "ours-scan"}),
+    "Llama 8B": Search(case="llama-8b", topology="v6e:2x4", by_hand={_PAGE: "ours-context"}),
     "Qwen3-MoE, 12 layers": Search(
         case="qwen3-moe", topology="v6e:2x4", by_hand={_PAGE: "ours-scan"}
     ),

@@ -120,7 +120,7 @@ def test_the_peak_grows_with_each_block_by_what_is_named(scan: str) -> None:
     assert much == pytest.approx(12 * one, rel=0.1)
 
 
-def for_tpus(recompute: Any, *, scan: str) -> str:
+def for_tpus(recompute: Any, *, scan: str, **more: Any) -> str:
     """The program of a step of a Llama whose attention is a kernel, as text."""
 
     class WithLoss(nn.Module):
@@ -131,7 +131,8 @@ def for_tpus(recompute: Any, *, scan: str) -> str:
         def forward(self, rows: torch.Tensor) -> torch.Tensor:
             return self.inner(input_ids=rows, labels=rows).loss
 
-    engine = start(WithLoss(), bf16={"enabled": True}, spmd={"recompute": recompute, "scan": scan})
+    told = {"bf16": {"enabled": True}, "spmd": {"recompute": recompute, "scan": scan}}
+    engine = start(WithLoss(), **told, **more)
     return step_for_tpus(engine, torch.zeros(8, 256, dtype=torch.long))
 
 
@@ -151,8 +152,12 @@ def test_a_kept_context_spares_the_kernel_that_made_it() -> None:
 
 def test_a_loop_stacks_on_the_host_what_is_to_rest_there() -> None:
     assert HOST not in for_tpus({"keep": QKV}, scan="on")
-    for policy, moved in (({"offload": QKV}, 3), ({"offload": ["input"]}, 1), ("offload", 1)):
-        text = for_tpus(policy, scan="on")
+    for policy, told, moved in (
+        ({"offload": QKV}, {}, 3),
+        ("offload", {}, 1),
+        ("everything", {"activation_checkpointing": {"cpu_checkpointing": True}}, 1),
+    ):
+        text = for_tpus(policy, scan="on", **told)
         assert "stablehlo.while" in text
         # One move of each in the body of the forward's loop; its stack is of all blocks.
         assert sum(HOST in line for line in text.splitlines()) == moved

@@ -1,4 +1,4 @@
-"""What keeps values of a block's forward for its backward: of several keepers the innermost."""
+"""Keepers of a block's values between forward and backward, of which the innermost decides."""
 
 from typing import Protocol
 

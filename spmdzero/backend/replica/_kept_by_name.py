@@ -1,4 +1,4 @@
-"""What of a block stays for its backward by name, where all else of it is computed again."""
+"""Keeps by name what of a block stays for its backward, where all else is computed again."""
 
 import contextlib
 import re
@@ -148,7 +148,7 @@ class KeptByName:
         return [self._value(value.detach(), where).detach() for value in values]
 
     def context(self, made: torch.Tensor) -> torch.Tensor:
-        """What replaces the output of attention that no kernel has computed."""
+        """The tensor that replaces the output of attention that no kernel has computed."""
         self.met.add(CONTEXT)
         assert self._places.context is not None
         return self._kept(made, self._places.context)
