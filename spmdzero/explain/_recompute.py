@@ -27,8 +27,8 @@ _KEY = "spmd.recompute"
 # time, except on TPUs: by libtpu's cycles "dots" takes longer than "everything", and it keeps more
 # (docs/tpu_speed.md).
 _ORDER = ("nothing", "dots", "everything")
-_ORDER_ON_TPU = ("nothing", "everything")
 _ON_HOST = "offload"
+_ORDER_ON_TPU = ("nothing", "everything", _ON_HOST)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def with_policy(
         return settings, ()
     if topologies:
         attempt = _on_topologies(settings, model, batch, topologies)
-        order = [("nothing",), ("everything", "dots"), *_host(platform="TPU")]
+        order = [("nothing",), ("everything", "dots"), (_ON_HOST,)]
     else:
         attempt, order = _on_these_devices(settings, model, batch), _order()
     found, said = _cheapest(order, attempt, settings)
@@ -192,13 +192,7 @@ def _room(settings: SpmdZeroConfig) -> int:
 
 
 def _order() -> list[tuple[str, ...]]:
-    platform = runtime.platform()
-    kept = _ORDER_ON_TPU if platform == "TPU" else _ORDER
-    return [(policy,) for policy in kept] + _host(platform=platform)
-
-
-def _host(*, platform: str) -> list[tuple[str, ...]]:
-    return [(_ON_HOST,)] if platform == "TPU" else []
+    return [(policy,) for policy in (_ORDER_ON_TPU if runtime.platform() == "TPU" else _ORDER)]
 
 
 def _cheapest(

@@ -18,6 +18,7 @@ from spmdzero.search._knobs import (
     GROUP,
     MESH,
     NAMED,
+    POLICIES,
     ROWS,
     STAGE,
     with_keys,
@@ -27,7 +28,7 @@ AUTO = "auto"
 _OPTIMIZER = {"type": "AdamW", "params": {"lr": 1e-4}}
 # Values that the search doesn't try itself: what has one keeps it, and its knob its default.
 _TRIED = {
-    "spmd.recompute": ("nothing", "everything", "dots", "offload", *NAMED.values()),
+    "spmd.recompute": (*POLICIES, *NAMED.values()),
     "spmd.xla_flags": ("none", "auto"),
     "spmd.attention": ("auto", "plain"),
 }

@@ -25,6 +25,8 @@ DEFAULTS: Mapping[str, Any] = {
 }
 """Key of a knob -> what a JSON says that doesn't name it. Stage and batch are always named."""
 
+POLICIES = ("nothing", "everything", "dots", "offload")
+"""Words that a JSON has for what is computed again."""
 NAMED: Mapping[str, Mapping[str, list[str]]] = {
     "context": {"keep": ["context"]},
     "context on the host": {"offload": ["context"]},

@@ -156,7 +156,8 @@ class Estimate:
         exposed = _EXPOSED.get(candidate.flags, _EXPOSED_BY_FLAGS) * wire
         # What comes next waits for what crosses, and an axis has a part of the links.
         exposed += self._crossing(candidate) / (_LINKS * chip.ici_rate)
-        exposed += 2 * memory.host_total / 2 / chip.host_rate
+        # What rests there comes in and goes out, each way by itself.
+        exposed += memory.host_total / chip.host_rate
         return compute + exposed + self._moved(candidate, chip, hidden=compute / 3)
 
     def _wire(self, candidate: Candidate, elements: int) -> float:

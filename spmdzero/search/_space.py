@@ -9,10 +9,9 @@ from typing import Any
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.explain import Topology
 from spmdzero.search._asked import Asked
-from spmdzero.search._knobs import ACCUMULATION, NAMED, ROWS, STAGE, Blocks, Candidate
+from spmdzero.search._knobs import ACCUMULATION, NAMED, POLICIES, ROWS, STAGE, Blocks, Candidate
 from spmdzero.search._model import Forward
 
-_POLICIES = ("nothing", "everything", "dots", "offload")
 _HOST = ((), ("optimizer",), ("optimizer", "param"), ("param",))
 # Blocks of which a part computes nothing again are so many parts.
 _PARTS = 4
@@ -115,7 +114,7 @@ def _recomputed(forward: Forward) -> Iterator[dict[str, Any]]:
     if not blocks.count:
         yield {}
         return
-    for policy in _POLICIES:
+    for policy in POLICIES:
         for kept in _kept(policy, blocks):
             yield {"recompute": policy, "kept": kept}
         # The blocks of a loop are equal.

@@ -1,6 +1,6 @@
 """Keepers of a block's values between forward and backward, of which the innermost decides."""
 
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -12,6 +12,7 @@ class Keeper(Protocol):
         """The tensors that replace the results of a kernel."""
 
 
+_Kind = TypeVar("_Kind", bound=Keeper)
 _entered: list[Keeper] = []
 
 
@@ -28,6 +29,11 @@ def leave() -> None:
 def is_innermost(keeper: Keeper) -> bool:
     """Whether values of what runs now are `keeper`'s to keep."""
     return bool(_entered) and _entered[-1] is keeper
+
+
+def innermost_of(kind: type[_Kind]) -> _Kind | None:
+    """The innermost keeper of a class, None where none is."""
+    return next((keeper for keeper in reversed(_entered) if isinstance(keeper, kind)), None)
 
 
 def kept_of_kernel(values: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -65,8 +65,9 @@ def places_in(block: nn.Module, *, keep: Sequence[str] = (), offload: Sequence[s
     named: dict[str, frozenset[int | str]] = {}
     for on_host, patterns in ((False, keep), (True, offload)):
         for pattern in patterns:
+            if pattern == CONTEXT:
+                named[CONTEXT] = frozenset([CONTEXT])
             if pattern in (INPUT, CONTEXT):
-                named |= {CONTEXT: frozenset([CONTEXT])} if pattern == CONTEXT else {}
                 continue
             form = re.compile(r"(?:.*\.)?" + re.escape(pattern).replace(r"\*", "[^.]*"))
             found = [name for name in inside if form.fullmatch(name)]

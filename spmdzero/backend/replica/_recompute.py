@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from spmdzero._dispatch_mode import DispatchMode
@@ -111,14 +110,17 @@ class Keeps(Protocol):
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None: ...
 
 
-class _KeepsProducts(DispatchMode):
-    """Keeps the results of products and attention kernels."""
+class KeepsProducts(DispatchMode):
+    """Keeps the results of matrix products, convolutions and attention kernels.
+
+    What is left to compute again is elementwise, or a sum over a row.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.runs = Runs()
 
-    def __enter__(self) -> "_KeepsProducts":
+    def __enter__(self) -> "KeepsProducts":
         self.runs.begin()
         _keepers.enter(self)
         return super().__enter__()
@@ -140,8 +142,7 @@ class _KeepsProducts(DispatchMode):
 
 def loop_body() -> Anchors | None:
     """The anchors of the loop whose body is traced, None where none is."""
-    modes = _get_current_dispatch_mode_stack()
-    return next((mode for mode in reversed(modes) if isinstance(mode, Anchors)), None)
+    return _keepers.innermost_of(Anchors)
 
 
 def recomputed(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -217,26 +218,22 @@ def kept_on_host(enabled: bool) -> Iterator[None]:
         _offloads.depth -= enabled
 
 
-def recomputed_but_dots(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Keeps, unlike `recomputed`, results of matrix products, convolutions and attention kernels.
-
-    The second run takes these from the first and computes the rest, which is elementwise or a sum
-    over a row.
-    """
-    return _recomputed(function, args, kwargs, kept=_KeepsProducts())
-
-
 def recomputed_but(
-    keeps: Keeps, on_host: bool, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    keeps: Keeps,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    on_host: bool = False,
 ) -> Any:
     """Keeps, unlike `recomputed`, also what `keeps` takes note of.
 
     Args:
         keeps: a new one for each call.
-        on_host: whether the inputs are kept in the host's memory.
         function, args, kwargs: as for `recomputed`.
+        on_host: whether the inputs are kept in the host's memory, which `can_rest_on_host` allows.
     """
-    return _recomputed(function, args, kwargs, kept=keeps, on_host=on_host and can_rest_on_host())
+    return _recomputed(function, args, kwargs, kept=keeps, on_host=on_host)
 
 
 def recomputed_by_torch(

@@ -13,7 +13,7 @@ from spmdzero._names import did_you_mean
 from spmdzero._user_line import user_line
 from spmdzero.backend._current import current
 from spmdzero.backend.protocols._region import Policy, Recompute, is_policy
-from spmdzero.backend.replica._anchors import Anchors, is_hooked
+from spmdzero.backend.replica._anchors import is_hooked
 from spmdzero.backend.replica._candidates import NotALoopError, candidates, taken_apart
 from spmdzero.backend.replica._class_calls import calls_replaced
 from spmdzero.backend.replica._kept_by_name import (
@@ -26,23 +26,16 @@ from spmdzero.backend.replica._kept_by_name import (
     places_in,
 )
 from spmdzero.backend.replica._recompute import (
+    KeepsProducts,
     can_rest_on_host,
     loop_body,
     puts_inputs_on_host,
-    recomputed,
     recomputed_but,
-    recomputed_but_dots,
-    recomputed_from_host,
 )
 from spmdzero.errors import ReplicaRegionError, SpmdZeroConfigError
 
-_WAYS: dict[str, Callable[..., Any]] = {
-    "everything": recomputed,
-    "dots": recomputed_but_dots,
-    "offload": recomputed_from_host,
-}
-# A loop keeps no more of a block than its backward asks for, so that nothing has to run again.
-_IN_LOOPS: dict[str, Mapping[str, Sequence[str]]] = {
+# Words for policies by name.
+_WORDS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "everything": {},
     "offload": {"offload": [INPUT]},
 }
@@ -77,20 +70,21 @@ class RecomputedBlocks:
             found: dict[str, Policy] = dict.fromkeys(names, recompute)
         else:
             found = _matched(model, recompute)
-        if any(map(_offloads, found.values())) and current().host_memory is None:
+        modules = dict(model.named_modules())
+        self._policies: dict[int, str | Places] = {
+            id(modules[name]): policy
+            if isinstance(policy, str) and policy not in _WORDS
+            else _places(modules[name], name, policy, recompute)
+            for name, policy in found.items()
+        }
+        places = [policy for policy in self._policies.values() if isinstance(policy, Places)]
+        if any(each.on_host for each in places) and current().host_memory is None:
             raise _refusal(
                 recompute,
                 f"the {current().name} backend keeps what a program computes on the devices",
                 fix='Write "everything", or "keep" in the place of "offload", which keep the same '
                 "there; the JAX backend keeps it on the host.",
             )
-        modules = dict(model.named_modules())
-        self._policies: dict[int, str | Places] = {
-            id(modules[name]): policy
-            if isinstance(policy, str)
-            else _places(modules[name], name, policy, recompute)
-            for name, policy in found.items()
-        }
         self._kinds = {type(modules[n]) for n, policy in found.items() if policy != "nothing"}
 
     @contextlib.contextmanager
@@ -112,35 +106,20 @@ class RecomputedBlocks:
             # A loop keeps its products anyway, and computes the rest again.
             return call(module, *args, **kwargs)
         self._refuse_what_runs_once(module, args, kwargs)
-        if anchors is not None:
-            if isinstance(policy, str):
-                policy = places_in(module, **_IN_LOOPS[policy])
-            return self._in_loop(anchors, policy, call, module, args, kwargs)
         if isinstance(policy, str):
-            return _WAYS[policy](call, module, *args, **kwargs)
-        keeper = KeptByName(policy, can_move=policy.on_host and can_rest_on_host())
-        made = recomputed_but(
-            keeper, policy.input or puts_inputs_on_host(), call, module, *args, **kwargs
-        )
+            return recomputed_but(KeepsProducts(), call, (module, *args), kwargs)
+        inputs = policy.input or puts_inputs_on_host()
+        can_move = (policy.on_host or inputs) and can_rest_on_host()
+        keeper = KeptByName(policy, can_move=can_move, anchors=anchors)
+        if anchors is None:
+            given = (module, *args)
+            made = recomputed_but(keeper, call, given, kwargs, on_host=inputs and can_move)
+        else:
+            # A loop computes again what isn't an anchor, so that the block needn't run again.
+            anchors.input_on_host = inputs and can_move
+            with keeper:
+                made = call(module, *args, **kwargs)
         self._refuse_what_was_not_met(keeper, policy, module)
-        return made
-
-    def _in_loop(
-        self,
-        anchors: Anchors,
-        places: Places,
-        call: Callable[..., Any],
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
-        """Runs a block that becomes a loop's body, which computes again what isn't an anchor."""
-        on_host = places.input or puts_inputs_on_host()
-        can_move = (places.on_host or on_host) and can_rest_on_host()
-        anchors.input_on_host = on_host and can_move
-        with KeptByName(places, can_move=can_move, anchors=anchors) as keeper:
-            made = call(module, *args, **kwargs)
-        self._refuse_what_was_not_met(keeper, places, module)
         return made
 
     def _refuse_what_was_not_met(
@@ -179,13 +158,9 @@ class RecomputedBlocks:
         return ReplicaRegionError(f'{user_line(self._model)}: "spmd": {{"recompute"}}: {message}')
 
 
-def _offloads(policy: Policy) -> bool:
-    return policy == "offload" or (not isinstance(policy, str) and bool(policy.get("offload")))
-
-
-def _places(block: nn.Module, name: str, policy: Mapping[str, Any], written: Recompute) -> Places:
+def _places(block: nn.Module, name: str, policy: Policy, written: Recompute) -> Places:
     try:
-        return places_in(block, keep=policy.get("keep", ()), offload=policy.get("offload", ()))
+        return places_in(block, **(_WORDS[policy] if isinstance(policy, str) else policy))
     except UnknownNameError as error:
         there = [*error.names, INPUT, CONTEXT]
         tails = dict.fromkeys(name.rpartition(".")[2] for name in error.names)

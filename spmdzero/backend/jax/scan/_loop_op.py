@@ -85,7 +85,7 @@ class LoopOp:
         end = self.carried + self.sliced
         whole, on_host = arrays[end:], arrays[end - self.fetched : end]
 
-        def fetched(turn: Any) -> list[jax.Array]:
+        def fetch(turn: Any) -> list[jax.Array]:
             slices = [jax.lax.dynamic_index_in_dim(a, turn, keepdims=False) for a in on_host]
             return [moved(one, host=False) for one in slices]
 
@@ -93,7 +93,7 @@ class LoopOp:
             turn, arrived, carried = state
             if on_host:
                 turn = jnp.clip(turn + (-1 if self.backwards else 1), 0, self.times - 1)
-            following = fetched(turn)
+            following = fetch(turn)
             inputs = [*carried, *slices, *arrived, *whole]
             with in_loop():
                 results = run([inputs[place] for place in self.arrangement])
@@ -102,7 +102,7 @@ class LoopOp:
         first = jnp.int32(self.times - 1 if self.backwards else 0) if on_host else None
         (_, _, last), stacks = jax.lax.scan(
             iteration,
-            (first, fetched(first), [*arrays[: self.carried]]),
+            (first, fetch(first), [*arrays[: self.carried]]),
             [*arrays[self.carried : end - self.fetched]],
             length=self.times,
             reverse=self.backwards,
