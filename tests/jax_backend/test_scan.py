@@ -1,10 +1,12 @@
 """Training with equal blocks as one loop is training without."""
 
 import contextlib
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import pytest
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from spmdzero.engine import StepGraph
 from spmdzero.hlo import read_matmuls
 from spmdzero.inspect import CollectiveLedger
 from tests.benchmarks.harness.workload import GPT, Size
+from tests.jax_backend.for_tpus import step_for_tpus
 from tests.support import engines
 
 LAYERS, VOCABULARY, LENGTH = 4, 64, 16
@@ -113,3 +116,13 @@ def test_losses_norms_and_collectives_are_those_of_the_blocks(
     mine, its = (len(read_matmuls(text)) for text in (looped, unrolled))
     again = its / LAYERS / 3 if "checkpointed" in request.node.callspec.id else 0
     assert mine <= its / LAYERS + again + 6
+
+
+@pytest.mark.skipif(not hasattr(jax.lax, "empty"), reason="an older JAX has no unwritten arrays")
+def test_no_stack_is_filled_before_the_loops_write_it() -> None:
+    engine = engines.start(gpt(), bf16={"enabled": True}, spmd={"scan": "on"})
+    text = step_for_tpus(engine, batches(1)[0])
+    # Of 4 blocks, by a device with one row.
+    stack = rf"tensor<{LAYERS}x\S*>"
+    assert len(re.findall(rf"@AllocateBuffer\(\).* -> {stack}", text)) > 2 * LAYERS
+    assert not re.search(rf"broadcast_in_dim .*: \(tensor<\w+>\) -> {stack}", text)

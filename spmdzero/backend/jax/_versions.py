@@ -60,6 +60,17 @@ def moved(array: Any, *, host: bool) -> Any:
     return jax.device_put(array, TransferToMemoryKind("pinned_host" if host else "device"))
 
 
+def unwritten(shape: tuple[int, ...], dtype: Any) -> Any:
+    """An array to be written: of any values on TPUs, of zeros elsewhere and in an older JAX."""
+    empty = getattr(jax.lax, "empty", None)
+    return jax.numpy.zeros(shape, dtype) if empty is None else empty(shape, dtype)
+
+
+def is_on_host(form: Any) -> bool:
+    """Whether a traced value of this form is in the host's memory."""
+    return form.memory_space == jax.memory.Space.Host
+
+
 def context_mesh(mesh: jax.sharding.Mesh) -> Any:
     """The mesh by which a sharding is named at this place of a trace.
 

@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from jax.extend.core import jaxpr_as_fun
 
-from spmdzero.backend.jax._versions import moved
+from spmdzero.backend.jax._versions import is_on_host, moved, unwritten
 from spmdzero.backend.jax.axes._merged_dims import LOOP, MergedDims
 from spmdzero.backend.jax.graph._graph import Graph
 from spmdzero.backend.jax.graph._graph_function import run_steps
@@ -83,31 +84,64 @@ class LoopOp:
         self, arrays: Sequence[jax.Array], run: Callable[[Sequence[jax.Array]], list[jax.Array]]
     ) -> list[jax.Array]:
         end = self.carried + self.sliced
-        whole, on_host = arrays[end:], arrays[end - self.fetched : end]
+        start, sliced, whole = arrays[: self.carried], arrays[self.carried : end], arrays[end:]
+        count = self.sliced - self.fetched
+        on_host = sliced[count:]
+
+        def body(*given: jax.Array) -> list[jax.Array]:
+            inputs = [*given, *whole]
+            with in_loop():
+                return run([inputs[place] for place in self.arrangement])
+
+        body, stacks = _with_stacks(body, start, sliced, times=self.times)
 
         def fetch(turn: Any) -> list[jax.Array]:
             slices = [jax.lax.dynamic_index_in_dim(a, turn, keepdims=False) for a in on_host]
             return [moved(one, host=False) for one in slices]
 
         def iteration(state: Any, slices: Any) -> tuple[Any, Any]:
-            turn, arrived, carried = state
-            if on_host:
-                turn = jnp.clip(turn + (-1 if self.backwards else 1), 0, self.times - 1)
-            following = fetch(turn)
-            inputs = [*carried, *slices, *arrived, *whole]
-            with in_loop():
-                results = run([inputs[place] for place in self.arrangement])
-            return (turn, following, results[: self.carried]), results[self.carried :]
+            turn, arrived, carried, stacks = state
+            results = body(*carried, *slices, *arrived)
+            made = results[self.carried :]
+            written = {
+                place: jax.lax.dynamic_update_index_in_dim(stack, made[place], turn, 0)
+                for place, stack in stacks.items()
+            }
+            turn = jnp.clip(turn + (-1 if self.backwards else 1), 0, self.times - 1)
+            state = turn, fetch(turn), results[: self.carried], written
+            return state, [None if place in stacks else one for place, one in enumerate(made)]
 
-        first = jnp.int32(self.times - 1 if self.backwards else 0) if on_host else None
-        (_, _, last), stacks = jax.lax.scan(
+        first = jnp.int32(self.times - 1 if self.backwards else 0)
+        (_, _, last, written), others = jax.lax.scan(
             iteration,
-            (first, fetch(first), [*arrays[: self.carried]]),
-            [*arrays[self.carried : end - self.fetched]],
+            (first, fetch(first), [*start], stacks),
+            [*sliced[:count]],
             length=self.times,
             reverse=self.backwards,
         )
-        return [*last, *stacks]
+        return [*last, *(written.get(place, other) for place, other in enumerate(others))]
+
+
+def _with_stacks(
+    body: Callable[..., list[jax.Array]],
+    carried: Sequence[jax.Array],
+    sliced: Sequence[jax.Array],
+    *,
+    times: int,
+) -> tuple[Callable[..., list[jax.Array]], dict[int, jax.Array]]:
+    """The stacks that the loop writes itself, by result, and its traced body.
+
+    JAX's own loop fills a stack with zeros first: 13 of 82 million cycles of a step of GPT-2's.
+    Stacks in the host's memory are left to it.
+    """
+    slices = [jax.ShapeDtypeStruct(stack.shape[1:], stack.dtype) for stack in sliced]
+    traced = jax.make_jaxpr(body)(*carried, *slices)
+    stacks = {
+        place: unwritten((times, *made.shape), made.dtype)
+        for place, made in enumerate(traced.out_avals[len(carried) :])
+        if not is_on_host(made)
+    }
+    return jaxpr_as_fun(traced), stacks
 
 
 def run_loop(
