@@ -23,8 +23,13 @@ _CHILD = Path(__file__).with_name("_aot_child.py")
 # Equal operations share their machine code: the optimised HLO stays the same to the letter, and the
 # compiler takes a third less host memory (measured with libtpu 0.0.21, 4 equal layers).
 _LEAN: Mapping[str, str] = {"xla_tpu_enable_deduplicated_calls": "true"}
-# libtpu's message about a program that doesn't fit, such as "Used 120.51G of 95.74G hbm".
-_USED = re.compile(r"Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm")
+# libtpu's messages about a program that doesn't fit: "Used 120.51G of 95.74G hbm", and from 0.0.50
+# on "the total memory required for HLO temporaries (42.85G) exceeds available HBM (31.24G)", which
+# counts the program's inputs too.
+_USED = re.compile(
+    r"Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm"
+    r"|HLO temporaries \(([\d.]+)([KMGT])\) exceeds available HBM"
+)
 _RAISED = re.compile(r"[\w.]*Error: ")
 _TIMEOUT = 1800  # seconds
 _OF_THE_SET = (
@@ -220,12 +225,11 @@ def _result(folder: Path, topology: Topology, *, hint: str = "") -> dict[str, An
 def _read(folder: Path, topology: Topology, *, hint: str = "") -> Compiled:
     result, name = _result(folder, topology, hint=hint), topology.name
     if "exhausted" in result:
-        used = _USED.search(result["exhausted"])
-        if used is None:
+        peak = needed_by(result["exhausted"])
+        if peak is None:
             raise SpmdZeroRuntimeError(
                 f"the TPU compiler ran out of memory for {name}: {result['exhausted'][:1000]}"
             )
-        peak = round(float(used[1]) * _UNITS[used[2]])
         return Compiled(hlo=None, memory=CompilerMemory(arguments=None, peak=peak))
     return Compiled(
         hlo=(folder / "hlo").read_text(),
@@ -233,6 +237,15 @@ def _read(folder: Path, topology: Topology, *, hint: str = "") -> Compiled:
         flops=result["flops"],
         bytes_accessed=result["bytes_accessed"],
     )
+
+
+def needed_by(said: str) -> int | None:
+    """Bytes of a device that a program needs, by libtpu's message that it has not as many."""
+    found = _USED.search(said)
+    if found is None:
+        return None
+    number, unit = (part for part in found.groups() if part is not None)
+    return round(float(number) * _UNITS[unit])
 
 
 def _refused(topology: Topology, said: str) -> str:

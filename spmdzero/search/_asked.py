@@ -14,10 +14,11 @@ from spmdzero.plan import MeshSpec
 from spmdzero.search._knobs import (
     ACCUMULATION,
     ALL_ROWS,
+    CONTEXT,
+    CONTEXT_ON_HOST,
     DEFAULTS,
     GROUP,
     MESH,
-    NAMED,
     POLICIES,
     ROWS,
     STAGE,
@@ -28,7 +29,7 @@ AUTO = "auto"
 _OPTIMIZER = {"type": "AdamW", "params": {"lr": 1e-4}}
 # Values that the search doesn't try itself: what has one keeps it, and its knob its default.
 _TRIED = {
-    "spmd.recompute": (*POLICIES, *NAMED.values()),
+    "spmd.recompute": (*POLICIES, CONTEXT.policy, CONTEXT_ON_HOST.policy),
     "spmd.xla_flags": ("none", "auto"),
     "spmd.attention": ("auto", "plain"),
 }

@@ -27,11 +27,30 @@ DEFAULTS: Mapping[str, Any] = {
 
 POLICIES = ("nothing", "everything", "dots", "offload")
 """Words that a JSON has for what is computed again."""
-NAMED: Mapping[str, Mapping[str, list[str]]] = {
-    "context": {"keep": ["context"]},
-    "context on the host": {"offload": ["context"]},
-}
-"""Policies by what stays of a block beside its input -> what they are in the JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stays:
+    """A policy by the names of what stays of a block beside its input.
+
+    Attributes:
+        names: of modules, or ``"context"``, which is attention's output.
+        on_host: whether that is in the host's memory.
+    """
+
+    names: tuple[str, ...]
+    on_host: bool = False
+
+    @property
+    def policy(self) -> dict[str, list[str]]:
+        """The value in the JSON."""
+        return {"offload" if self.on_host else "keep": [*self.names]}
+
+    def __str__(self) -> str:
+        return ", ".join(self.names) + " on the host" * self.on_host
+
+
+CONTEXT, CONTEXT_ON_HOST = Stays(names=("context",)), Stays(names=("context",), on_host=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +63,7 @@ class Candidate:
         group: ``zero_hpz_partition_size`` of stage 3; 1 for none.
         rows: rows of a micro-batch on each replica.
         accumulation: micro-batches of a step.
-        recompute: a policy of ``"spmd": {"recompute": ...}``, or a key of `NAMED`.
+        recompute: a policy of ``"spmd": {"recompute": ...}``.
         kept: number of the last blocks that compute nothing again, whatever `recompute` is.
         scan: whether equal blocks are a loop.
         fused_loss: whether the loss is computed without logits.
@@ -60,7 +79,7 @@ class Candidate:
     sequence: int = 1
     tensor: int = 1
     group: int = 1
-    recompute: str = "nothing"
+    recompute: str | Stays = "nothing"
     kept: int = 0
     scan: bool = False
     fused_loss: bool = False
@@ -106,7 +125,7 @@ class Candidate:
 
     def _policy(self, blocks: "Blocks") -> str | Mapping[str, Any]:
         if not self.kept:
-            return NAMED.get(self.recompute, self.recompute)
+            return self.recompute.policy if isinstance(self.recompute, Stays) else self.recompute
         last = range(blocks.count - self.kept, blocks.count)
         said = {f"{blocks.name}.{place}": "nothing" for place in last}
         return {**said, f"{blocks.name}.*": self.recompute}
@@ -134,7 +153,7 @@ class Candidate:
         yield f"{self.rows} row{'s' * (self.rows > 1)} x {self.accumulation}"
         if self.recompute != "nothing":
             kept = f" but of {self.kept} blocks" if self.kept else ""
-            but = "all but " if self.recompute in NAMED else ""
+            but = "all but " * isinstance(self.recompute, Stays)
             yield f"recompute {but}{self.recompute}{kept}"
         if self.scan:
             yield "loop"

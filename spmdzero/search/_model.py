@@ -3,8 +3,9 @@
 import collections
 import contextlib
 import copy
+import functools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,25 @@ from spmdzero.search._knobs import ROWS, Blocks
 _ROWS = 2
 
 
+# Blocks of more linear layers are mixtures, of which a row passes some.
+_MOST_PRODUCTS = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """A linear layer of each block, whose output may stay for backward.
+
+    Attributes:
+        name: in its block, the last part of it where that is enough.
+        bytes: of the outputs of a row in all blocks together.
+        flops: operations that compute them.
+    """
+
+    name: str
+    bytes: float
+    flops: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Forward:
     """The forward of one row, bytes and operations.
@@ -42,6 +62,7 @@ class Forward:
         block_inputs: bytes of the inputs of all blocks together.
         contexts: bytes of what attention returns in them.
         context_flops: those of `block_flops` that attention's kernel does.
+        products: the blocks' linear layers but the last, whose output backward seldom needs.
         logits: those of `kept` of which a row has as many numbers as the head has words.
         pairs: bytes of attention's weights of all pairs, which a kernel never holds.
         fuses: whether the model's loss can be computed without logits.
@@ -55,9 +76,20 @@ class Forward:
     block_inputs: float
     contexts: float
     context_flops: float
+    products: tuple[Product, ...]
     logits: float
     pairs: float
     fuses: bool
+
+    def kept_of(self, names: Collection[str]) -> float:
+        """Bytes of what these names name, of a row in all blocks together."""
+        kept = self.contexts if "context" in names else 0.0
+        return kept + sum(product.bytes for product in self.products if product.name in names)
+
+    def flops_of(self, names: Collection[str]) -> float:
+        """Operations that compute it."""
+        spent = self.context_flops if "context" in names else 0.0
+        return spent + sum(product.flops for product in self.products if product.name in names)
 
 
 def seen_forward(model: nn.Module, asked: Asked) -> Forward:
@@ -112,6 +144,7 @@ def _seen(model: nn.Module, asked: Asked) -> Forward:
         block_inputs=watch.block_inputs / _ROWS,
         contexts=watch.contexts / _ROWS,
         context_flops=watch.context_flops / _ROWS,
+        products=tuple(watch.products()),
         logits=logits / _ROWS,
         pairs=watch.pairs / _ROWS,
         fuses=fuses_losses(model),
@@ -166,6 +199,8 @@ class _Watch:
         self.outside: list[tuple[torch.Size, int]] = []
         self.block_kept = self.block_inputs = self.contexts = 0
         self.flops = self.block_flops = self.context_flops = self.pairs = 0.0
+        # Name of a linear layer in its block -> bytes and operations of all blocks.
+        self._linear: dict[str, tuple[float, float]] = {}
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -176,6 +211,10 @@ class _Watch:
             if id(module) in self._blocks:
                 handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
                 handles.append(module.register_forward_hook(self._leave))
+                for name, part in module.named_modules():
+                    if isinstance(part, nn.Linear):
+                        passed = functools.partial(self._passed, name)
+                        handles.append(part.register_forward_hook(passed))
         hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda kept: kept)
         try:
             with torch.enable_grad(), hooks, self._count, _Attention(self):
@@ -201,6 +240,21 @@ class _Watch:
         if self._inside:
             self.contexts += _size(context)
             self.context_flops += flops
+
+    def _passed(self, name: str, layer: nn.Linear, _: Any, made: torch.Tensor) -> None:
+        size, flops = self._linear.get(name, (0.0, 0.0))
+        flops += 2 * made.numel() * layer.in_features
+        self._linear[name] = size + _size(made), flops
+
+    def products(self) -> Iterator[Product]:
+        """The linear layers of each block in the order of their calls, but the last."""
+        if len(self._linear) > _MOST_PRODUCTS:
+            return
+        tails = collections.Counter(name.rpartition(".")[2] for name in self._linear)
+        for name, (size, flops) in [*self._linear.items()][:-1]:
+            tail = name.rpartition(".")[2]
+            short = tail if tails[tail] == 1 else name
+            yield Product(name=short, bytes=size / _ROWS, flops=flops / _ROWS)
 
     def _leave(self, *_: Any) -> None:
         self._inside -= 1

@@ -15,7 +15,7 @@ from spmdzero.errors import SpmdZeroConfigError
 from spmdzero.explain import Chip, Topology
 from spmdzero.plan import MemoryReport, Role
 from spmdzero.search._asked import Asked
-from spmdzero.search._knobs import NAMED, Candidate
+from spmdzero.search._knobs import Candidate, Stays
 from spmdzero.search._model import Forward
 
 # Shares of a chip's peak rates that products, and everything else, are taken to reach.
@@ -29,9 +29,9 @@ _EXPOSED = {"none": 0.6}
 _EXPOSED_BY_FLAGS = 0.3
 # The part of a chip's links that go along one axis of a slice.
 _LINKS = 0.5
-# How often a loop over blocks passes over the stack of what they keep: it makes zeros, copies into
-# them and out of them.
-_STACKED = 6
+# How often a loop over blocks passes over the stack of what they keep: it copies into it and out of
+# it.
+_STACKED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,14 +93,16 @@ class Estimate:
         """Bytes that a device keeps of a micro-batch's forward in all blocks."""
         forward, blocks = self._forward, self._forward.blocks
         whole, inputs = self._held(candidate), forward.block_inputs
-        again = {
-            "nothing": whole,
-            "dots": max(inputs, _DOTS * whole),
-            "everything": inputs,
-            "offload": inputs / max(blocks.count, 1),
-            "context": inputs + forward.contexts,
-            "context on the host": inputs,
-        }[candidate.recompute]
+        policy = candidate.recompute
+        if isinstance(policy, Stays):
+            again = inputs + (0.0 if policy.on_host else forward.kept_of(policy.names))
+        else:
+            again = {
+                "nothing": whole,
+                "dots": max(inputs, _DOTS * whole),
+                "everything": inputs,
+                "offload": inputs / max(blocks.count, 1),
+            }[policy]
         part = candidate.kept / blocks.count if blocks.count else 0.0
         return candidate.rows * (part * whole + (1 - part) * again) / self._share(candidate)
 
@@ -138,10 +140,12 @@ class Estimate:
         products = 3 * forward.flops
         if candidate.recompute not in ("nothing", "dots"):
             part = candidate.kept / max(forward.blocks.count, 1)
-            spared = forward.context_flops if candidate.recompute in NAMED else 0.0
+            policy = candidate.recompute
+            spared = forward.flops_of(policy.names) if isinstance(policy, Stays) else 0.0
             products += (1 - part) * (forward.block_flops - spared)
         compute = rows * products / share / (_PRODUCTS * chip.bf16_flops)
-        passed = _TIMES_READ * steps * self._kept(candidate)
+        # What goes to the host is written and read on the device all the same.
+        passed = _TIMES_READ * (steps * self._kept(candidate) + self._on_host(candidate))
         if candidate.recompute != "nothing":
             passed += _TIMES_READ * rows * forward.block_kept / share
         # Each micro-batch reads every weight in forward and twice in backward, 2 bytes an element.
@@ -150,7 +154,8 @@ class Estimate:
         passed += 2 * (memory[Role.MASTER] + memory[Role.MOMENT])
         passed += 2 * steps * memory[Role.ACCUMULATOR]
         if candidate.scan:
-            passed += _STACKED * steps * self._kept_by_blocks(candidate)
+            stacks = steps * self._kept_by_blocks(candidate) + self._on_host(candidate)
+            passed += _STACKED * stacks
         compute += passed / (_PASSES * chip.hbm_rate)
         wire = self._wire(candidate, elements) / chip.ici_rate
         exposed = _EXPOSED.get(candidate.flags, _EXPOSED_BY_FLAGS) * wire
@@ -199,10 +204,14 @@ class Estimate:
             chip: its rate each way.
             hidden: seconds of each way that a loop hides, which fetches what its next turn needs.
         """
-        kept = {
-            "offload": self._forward.block_inputs,
-            "context on the host": self._forward.contexts,
-        }.get(candidate.recompute, 0.0)
-        rows = candidate.rows * candidate.accumulation
-        one_way = kept * rows / self._share(candidate) / chip.host_rate
+        one_way = self._on_host(candidate) / chip.host_rate
         return 2 * max(one_way - hidden, 0.0) if candidate.scan else one_way
+
+    def _on_host(self, candidate: Candidate) -> float:
+        """Bytes of a step that a device's blocks keep in host memory."""
+        policy, kept = candidate.recompute, 0.0
+        if policy == "offload":
+            kept = self._forward.block_inputs
+        elif isinstance(policy, Stays) and policy.on_host:
+            kept = self._forward.kept_of(policy.names)
+        return kept * candidate.rows * candidate.accumulation / self._share(candidate)

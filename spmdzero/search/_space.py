@@ -9,7 +9,16 @@ from typing import Any
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.explain import Topology
 from spmdzero.search._asked import Asked
-from spmdzero.search._knobs import ACCUMULATION, NAMED, POLICIES, ROWS, STAGE, Blocks, Candidate
+from spmdzero.search._knobs import (
+    ACCUMULATION,
+    CONTEXT_ON_HOST,
+    POLICIES,
+    ROWS,
+    STAGE,
+    Blocks,
+    Candidate,
+    Stays,
+)
 from spmdzero.search._model import Forward
 
 _HOST = ((), ("optimizer",), ("optimizer", "param"), ("param",))
@@ -101,7 +110,7 @@ def _rest(candidate: Candidate, forward: Forward, *, flags: str) -> Iterator[Can
         list(_recomputed(forward)), losses, hosts, kernels
     ):
         # What no kernel computes is computed again from all pairs, kept or not.
-        if how.get("recompute") in NAMED and attention == "plain":
+        if isinstance(how.get("recompute"), Stays) and attention == "plain":
             continue
         yield dataclasses.replace(
             candidate, **how, fused_loss=loss, host=host, attention=attention, flags=flags
@@ -119,9 +128,21 @@ def _recomputed(forward: Forward) -> Iterator[dict[str, Any]]:
             yield {"recompute": policy, "kept": kept}
         # The blocks of a loop are equal.
         yield {"recompute": policy, "scan": True}
+    for stays in _stays(forward):
+        yield {"recompute": stays}
+        yield {"recompute": stays, "scan": True}
     if forward.contexts:
-        yield {"recompute": "context"}
-        yield from ({"recompute": policy, "scan": True} for policy in NAMED)
+        yield {"recompute": CONTEXT_ON_HOST, "scan": True}
+
+
+def _stays(forward: Forward) -> Iterator[Stays]:
+    """Each with one more of what a block computes, what saves most arithmetic for a byte first."""
+    names = ["context"] if forward.contexts else []
+    if names:
+        yield Stays(names=tuple(names))
+    for product in sorted(forward.products, key=lambda p: -p.flops / p.bytes):
+        names.append(product.name)
+        yield Stays(names=tuple(names))
 
 
 def _kept(policy: str, blocks: Blocks) -> Sequence[int]:

@@ -8,7 +8,7 @@ import pytest
 
 from spmdzero.audit import AuditReport
 from spmdzero.explain import Explanation, Topology, Verdict
-from spmdzero.explain._aot import CompilerMemory
+from spmdzero.explain._aot import CompilerMemory, needed_by
 from spmdzero.explain._fit import TargetMemory, fit_of_stages
 from spmdzero.explain._verdict import verdicts
 from spmdzero.plan import MeshSpec, ParamSpec, ShardingPlan, sized
@@ -185,3 +185,15 @@ def test_a_lone_row_is_a_row_and_no_token() -> None:
 )  # fmt: skip
 def test_bytes_are_written_with_three_digits(count: int, text: str) -> None:
     assert sized(count) == text
+
+
+def test_both_of_libtpus_messages_about_too_little_memory_are_read() -> None:
+    # Of libtpu 0.0.21, and of 0.0.50.1.
+    said = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.51G of 15.75G hbm."
+    assert needed_by(said) == round(20.51 * 2**30)
+    said = (
+        "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory "
+        "required for HLO temporaries (42.85G) exceeds available HBM (31.24G). HLO module: jit_run."
+    )
+    assert needed_by(said) == round(42.85 * 2**30)
+    assert needed_by("RESOURCE_EXHAUSTED: of the host") is None

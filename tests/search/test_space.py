@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from spmdzero import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.config import load_config
@@ -18,7 +18,7 @@ from spmdzero.explain import Topology
 from spmdzero.nn import linear_cross_entropy
 from spmdzero.plan import Role
 from spmdzero.search._asked import Asked, asked_for
-from spmdzero.search._knobs import Blocks, Candidate
+from spmdzero.search._knobs import CONTEXT, CONTEXT_ON_HOST, Blocks, Candidate, Stays
 from spmdzero.search._learnt import Seen, predicted
 from spmdzero.search._model import Forward, seen_forward
 from spmdzero.search._plan_for import _launch
@@ -261,35 +261,72 @@ def test_an_estimate_orders_memory_as_the_plan_does() -> None:
 
 def test_what_attention_returns_can_stay_where_all_else_is_computed_again() -> None:
     with torch.device("meta"):
-        model = GPT2LMHeadModel(GPT2Config(n_layer=8, n_embd=1024, n_head=8, vocab_size=512))
-        rows = torch.zeros(16, 1024, dtype=torch.long)
+        model = GPT2LMHeadModel(
+            GPT2Config(n_layer=8, n_embd=1024, n_head=8, vocab_size=512, n_positions=4096)
+        )
+        rows = torch.zeros(16, 4096, dtype=torch.long)
     asked = asked_for(
         {**CONFIG, "bf16": {"enabled": True}}, {"input_ids": rows, "labels": rows},
         global_batch=None,
     )  # fmt: skip
     forward = seen_forward(model, asked)
     candidates = space(asked, V5E, forward=forward)
-    named = {(c.recompute, c.scan): c for c in candidates if "context" in c.recompute}
-    assert set(named) == {
-        ("context", False), ("context", True), ("context on the host", True)
-    }  # fmt: skip
-    assert not any("context" in c.recompute for c in candidates if c.attention == "plain")
-    keys = named["context on the host", True].keys(blocks=forward.blocks)
+    named = {(c.recompute, c.scan): c for c in candidates if isinstance(c.recompute, Stays)}
+    assert set(named) == {(CONTEXT, False), (CONTEXT, True), (CONTEXT_ON_HOST, True)}
+    assert all(candidate.attention == "auto" for candidate in named.values())
+    keys = named[CONTEXT_ON_HOST, True].keys(blocks=forward.blocks)
     assert keys["spmd.recompute"] == {"offload": ["context"]}
     assert load_config(asked.config_of(keys)).spmd.recompute == {"offload": ["context"]}
 
     estimate = Estimate(asked, model, forward, V5E)
 
-    def of(policy: str) -> Rough:
+    def of(policy: str | Stays) -> Rough:
         found = estimate(
             Candidate(stage=2, rows=2, accumulation=1, recompute=policy, scan=True)
         )  # fmt: skip
         assert found is not None
         return found
 
-    again, kept, there = map(of, ("everything", "context", "context on the host"))
+    again, kept, there = map(of, ("everything", CONTEXT, CONTEXT_ON_HOST))
     assert again.rest == there.rest < kept.rest
-    assert there.seconds < again.seconds
+    # Where there is room, the host has no part in it.
+    assert kept.seconds <= there.seconds < again.seconds
+
+
+def test_each_linear_layer_of_a_block_may_stay_beside_attention() -> None:
+    with torch.device("meta"):
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                num_hidden_layers=4, hidden_size=256, intermediate_size=512, vocab_size=512,
+                num_attention_heads=2, num_key_value_heads=1, use_cache=False,
+            )
+        )  # fmt: skip
+        rows = torch.zeros(16, 128, dtype=torch.long)
+    asked = asked_for(
+        {**CONFIG, "bf16": {"enabled": True}}, {"input_ids": rows, "labels": rows},
+        global_batch=None,
+    )  # fmt: skip
+    forward = seen_forward(model, asked)
+    q, k, *_ = forward.products
+    assert (q.name, q.bytes, q.flops) == ("q_proj", 4 * 128 * 256 * 2, 4 * 2 * 128 * 256 * 256)
+    assert (k.name, k.bytes) == ("k_proj", q.bytes / 2)
+    candidates = space(asked, V5E, forward=forward)
+    stay = list(dict.fromkeys(c.recompute for c in candidates if isinstance(c.recompute, Stays)))
+    names = ("context", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj")
+    assert [s.names for s in stay if not s.on_host] == [names[:n] for n in range(1, 8)]
+    estimate = Estimate(asked, model, forward, V5E)
+    found = [
+        estimate(Candidate(stage=2, rows=2, accumulation=1, recompute=s, scan=True))
+        for s in stay if not s.on_host
+    ]  # fmt: skip
+    rest = [rough.rest for rough in found if rough is not None]
+    assert len(rest) == 7
+    assert rest == sorted(set(rest))
+    # The names are those of a config that trains.
+    keys = Candidate(stage=2, rows=2, accumulation=1, recompute=stay[-1]).keys(
+        blocks=forward.blocks
+    )
+    assert load_config(asked.config_of(keys)).spmd.recompute == stay[-1].policy
 
 
 def test_an_axis_that_exchanges_activations_stays_within_a_host() -> None:

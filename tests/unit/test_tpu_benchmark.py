@@ -131,7 +131,7 @@ def test_a_row_without_figures_says_why(tmp_path: Path) -> None:
     result = tmp_path / "programs" / "tiny" / "result"
     said = "RESOURCE_EXHAUSTED: Used 20.51G of 15.75G hbm. Exceeded hbm capacity by 4.76G."
     result.write_text(json.dumps({"exhausted": said, "seconds": 3.0}))
-    assert reading.read(tmp_path, kept(), flops=1.0).problem == "doesn't fit: 20.51G of 15.75G"
+    assert reading.read(tmp_path, kept(), flops=1.0).problem == "doesn't fit: 20.51 GiB"
     result.write_text(json.dumps({"failed": "status 1: no such flag", "seconds": 3.0}))
     assert reading.read(tmp_path, kept(), flops=1.0).problem == "status 1: no such flag"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from on_tpu import folder
 from spmdzero.explain import StepTime, Topology, step_time
+from spmdzero.explain._aot import needed_by
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,5 +75,5 @@ def read(root: Path, row: Mapping[str, Any], *, flops: float) -> Figures:
 
 
 def _too_large(said: str) -> str:
-    used, _, rest = said.partition("Used ")[2].partition(" of ")
-    return f"doesn't fit: {used} of {rest.partition(' hbm')[0]}" if rest else "doesn't fit"
+    needed = needed_by(said)
+    return "doesn't fit" if needed is None else f"doesn't fit: {needed / 2**30:.2f} GiB"
