@@ -41,6 +41,8 @@ _ON_HOST = 1.1
 # More blocks than this are a loop: libtpu compiles 80 blocks of a Llama as one in 10 minutes, and
 # one by one for more than 27, which each start of a training would take too.
 _MANY_BLOCKS = 48
+# How a block is computed, of which an estimate knows less than of batch and mesh.
+_HOW = ("recompute", "scan")
 # The search ends after so many programs in a row that fit and are no quicker than the best.
 _PATIENCE = 2
 
@@ -222,14 +224,27 @@ class Funnel:
         return best
 
     def _plainest(self, seconds: Mapping[Candidate, float]) -> Candidate:
-        """The plainest of the candidates that are expected to be about as quick as the quickest."""
+        """Of the candidates that are expected to be about as quick as the quickest the plainest.
+
+        Once something is compiled, it is one of those that tell most: an expectation is least
+        certain where a knob has a value that nothing was compiled with.
+        """
         expected = {c: taken * (_ON_HOST if c.host else 1.0) for c, taken in seconds.items()}
         loops = {c: taken for c, taken in expected.items() if c.scan}
         if loops and self._blocks.count > _MANY_BLOCKS:
             expected = loops
         equal = (1 + _EQUAL) * min(expected.values())
         near = [candidate for candidate, taken in expected.items() if taken <= equal]
-        return min(near, key=lambda c: (c.plainness, expected[c]))
+        return min(near, key=lambda c: (-self._news(c), c.plainness, expected[c]))
+
+    def _news(self, candidate: Candidate) -> int:
+        """Number of its knobs of `_HOW` whose value no compiled candidate has."""
+        if not self.seen:
+            return 0
+        return sum(
+            all(getattr(candidate, knob) != getattr(each.candidate, knob) for each in self.seen)
+            for knob in _HOW
+        )
 
     def _begin(self, candidate: Candidate) -> "_Running | None":
         """Traces a candidate; None if it is refused, which is noted."""

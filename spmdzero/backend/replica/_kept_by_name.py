@@ -4,7 +4,7 @@ import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -131,7 +131,7 @@ class KeptByName:
         for kind in self._places.classes:
             self._around.enter_context(calls_replaced(kind, self._called))
         if self._places.context is not None:
-            self._around.enter_context(_Attention(self))
+            self._around.enter_context(AttentionWatch(self))
         return self
 
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
@@ -171,15 +171,19 @@ class KeptByName:
         return map_tensors(made, keep)
 
     def _kept(self, made: torch.Tensor, on_host: bool) -> torch.Tensor:
-        value = self._value(made.detach(), on_host)
-        # Only what requires a gradient has a graph in which the value is another.
-        taken: Any = _InPlaceOf.apply(made, value) if made.requires_grad else value
-        return taken
+        return in_place_of(made, self._value(made.detach(), on_host))
 
     def _value(self, made: torch.Tensor, on_host: bool) -> torch.Tensor:
         on_host = on_host and self._can_move and made.numel() > 1
         keep = self.runs.kept if self._anchors is None else self._anchors.kept
         return keep(made, on_host=on_host)
+
+
+def in_place_of(made: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """The value of `kept` with the graph of `made`, an equal tensor that need not be computed."""
+    # Only what requires a gradient has a graph in which the value is another.
+    taken: Any = _InPlaceOf.apply(made, kept) if made.requires_grad else kept
+    return taken
 
 
 class _InPlaceOf(torch.autograd.Function):
@@ -194,17 +198,30 @@ class _InPlaceOf(torch.autograd.Function):
         return grads[0], None
 
 
-class _Attention(TorchFunctionMode):
+class KeepsAttention(_keepers.Keeper, Protocol):
+    """A keeper of attention's outputs.
+
+    Attributes:
+        kernels: number of the kernels whose results it was shown.
+    """
+
+    kernels: int
+
+    def context(self, made: torch.Tensor) -> torch.Tensor:
+        """The tensor that replaces the output of attention that no kernel has computed."""
+
+
+class AttentionWatch(TorchFunctionMode):
     """Hands the outputs of torch's attention to a keeper, unless a kernel has done so."""
 
-    def __init__(self, keeper: KeptByName) -> None:
+    def __init__(self, keeper: KeepsAttention) -> None:
         super().__init__()
         self._keeper = keeper
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if func is not _ATTENTION:
+        if func is not _ATTENTION or not _keepers.is_innermost(self._keeper):
             return func(*args, **(kwargs or {}))
         before = self._keeper.kernels
         made = func(*args, **(kwargs or {}))

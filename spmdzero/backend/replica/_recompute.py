@@ -25,10 +25,6 @@ UNTIED: Callable[..., Any] = inspect.unwrap(checkpoint)
 """torch's own function, whose second run the compiler merges with the first."""
 
 _NOT_REENTRANT: Mapping[str, Any] = {"use_reentrant": False}
-# Of torch's function; a script's own keyword arguments are those of what it checkpoints.
-_OPTIONS = {*inspect.signature(UNTIED).parameters, "preserve_rng_state"} - {
-    *("function", "args", "kwargs", "use_reentrant")
-}
 
 
 class _Tie(torch.autograd.Function):
@@ -64,6 +60,11 @@ class Runs:
     Attributes:
         gradient: the tensor to which values of this run are tied; None in the first run.
     """
+
+    @property
+    def are_later(self) -> bool:
+        """Whether this run isn't the first."""
+        return self._left is not None
 
     def __init__(self) -> None:
         self._values: list[torch.Tensor] = []
@@ -161,7 +162,7 @@ def recomputed(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> An
     """
     if _offloads.depth:
         return recomputed_from_host(function, *args, **kwargs)
-    return _recomputed(function, args, kwargs, kept=None)
+    return recomputed_but(None, function, args, kwargs)
 
 
 def recomputed_from_host(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -175,8 +176,8 @@ def recomputed_from_host(function: Callable[..., Any], /, *args: Any, **kwargs: 
             "what is checkpointed inside of a loop's block keeps nothing in host memory: the loop "
             "computes it again from what the block keeps"
         )
-        return _recomputed(function, args, kwargs, kept=None)
-    return _recomputed(function, args, kwargs, kept=None, on_host=can_rest_on_host())
+        return recomputed_but(None, function, args, kwargs)
+    return recomputed_but(None, function, args, kwargs, on_host=can_rest_on_host())
 
 
 def can_rest_on_host() -> bool:
@@ -219,46 +220,22 @@ def kept_on_host(enabled: bool) -> Iterator[None]:
 
 
 def recomputed_but(
-    keeps: Keeps,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    on_host: bool = False,
-) -> Any:
-    """Keeps, unlike `recomputed`, also what `keeps` takes note of.
-
-    Args:
-        keeps: a new one for each call.
-        function, args, kwargs: as for `recomputed`.
-        on_host: whether the inputs are kept in the host's memory, which `can_rest_on_host` allows.
-    """
-    return _recomputed(function, args, kwargs, kept=keeps, on_host=on_host)
-
-
-def recomputed_by_torch(
-    function: Callable[..., Any], *args: Any, use_reentrant: bool | None = None, **kwargs: Any
-) -> Any:
-    """Does what torch.utils.checkpoint.checkpoint does, with the inputs tied as `recomputed` says.
-
-    Raises what torch's function raises.
-    """
-    options = {name: kwargs.pop(name) for name in _OPTIONS & kwargs.keys()}
-    options["use_reentrant"] = use_reentrant
-    if kwargs and use_reentrant is not False:
-        return UNTIED(function, *args, **options, **kwargs)
-    return _recomputed(function, args, kwargs, kept=None, options=options)
-
-
-def _recomputed(
+    keeps: Keeps | None,
     function: Callable[..., Any],
     args: Any,
     kwargs: dict[str, Any],
     *,
-    kept: Keeps | None,
     on_host: bool = False,
     options: Mapping[str, Any] = _NOT_REENTRANT,
 ) -> Any:
+    """Keeps, unlike `recomputed`, also what `keeps` takes note of.
+
+    Args:
+        keeps: a new one for each call; None keeps nothing else.
+        function, args, kwargs: as for `recomputed`.
+        on_host: whether the inputs are kept in the host's memory, which `can_rest_on_host` allows.
+        options: of torch.utils.checkpoint.checkpoint.
+    """
     arrived: list[torch.Tensor] = []
     # The first run computes with the values on the devices, later runs with those on the host.
     first = [(args, kwargs)] if on_host else []
@@ -272,15 +249,15 @@ def _recomputed(
         return as_said_of(tensor, tied)
 
     def run(named: dict[str, Any], *inputs: Any) -> Any:
-        if kept is not None:
-            kept.runs.gradient = arrays.inner(arrived[-1]) if arrived else None
+        if keeps is not None:
+            keeps.runs.gradient = arrays.inner(arrived[-1]) if arrived else None
         if first:
             inputs, named = first.pop()
         elif on_host or arrived:
             inputs, named = map_tensors((inputs, named), again)
         arrived.clear()
         drawn = begun.again() if next(runs) else contextlib.nullcontext()
-        with drawn, kept or contextlib.nullcontext():
+        with drawn, keeps or contextlib.nullcontext():
             return function(*inputs, **named)
 
     def watch(_: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -1,17 +1,23 @@
 """torch.utils.checkpoint in a forward: it saves memory, and runs again inside of the region."""
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
 from torch.utils.checkpoint import CheckpointFunction
 
-from spmdzero.backend.replica._recompute import UNTIED, recomputed_by_torch
+from spmdzero.backend.replica._recompute import UNTIED, loop_body, recomputed_but
+from spmdzero.backend.replica._torchs_policy import KeepsByPolicy, policy_of
 
 # torch calls its function through this attribute, by whatever name a script has imported it
 # (torch/_compile.py). Where another torch has no such attribute, the tests tell.
 _CALLED = "__dynamo_disable"
+# Of torch's function; a script's own keyword arguments are those of what it checkpoints.
+_OPTIONS = {*inspect.signature(UNTIED).parameters, "preserve_rng_state"} - {
+    *("function", "args", "kwargs", "use_reentrant")
+}
 
 
 @contextlib.contextmanager
@@ -20,8 +26,32 @@ def tied_checkpoints() -> Iterator[None]:
 
     XLA merges what torch's own runs again with the forward, and no memory is saved.
     """
-    with mock.patch.dict(vars(UNTIED), {_CALLED: recomputed_by_torch}):
+    with mock.patch.dict(vars(UNTIED), {_CALLED: _recomputed}):
         yield
+
+
+def _recomputed(
+    function: Callable[..., Any], *args: Any, use_reentrant: bool | None = None, **kwargs: Any
+) -> Any:
+    """Does what torch.utils.checkpoint.checkpoint does, with the inputs tied as `recomputed` says.
+
+    Raises what torch's function raises.
+    """
+    options = {name: kwargs.pop(name) for name in _OPTIONS & kwargs.keys()}
+    context_fn = options.get("context_fn")
+    options["use_reentrant"] = use_reentrant
+    if kwargs and use_reentrant is not False:
+        return UNTIED(function, *args, **options, **kwargs)
+    if use_reentrant is not False or context_fn is None or policy_of(context_fn) is None:
+        return recomputed_but(None, function, args, kwargs, options=options)
+    del options["context_fn"]
+    anchors = loop_body()
+    if anchors is None:
+        keeps = KeepsByPolicy(context_fn)
+        return recomputed_but(keeps, function, args, kwargs, options=options)
+    # A loop computes again what isn't an anchor, so that the function needn't run again.
+    with KeepsByPolicy(context_fn, anchors=anchors):
+        return function(*args, **kwargs)
 
 
 @contextlib.contextmanager

@@ -82,6 +82,10 @@ CASES: Mapping[str, Case] = {
         model="llama", rows=3, length=8192, layers=32, width=4096, heads=32, kv_heads=8,
         inner=14336, vocabulary=128256, recompute=True, untied=True, stage=3,
     ),
+    "llama-70b": Case(
+        model="llama", rows=2, length=8192, layers=80, width=8192, heads=64, kv_heads=8,
+        inner=28672, vocabulary=128256, recompute=True, untied=True, stage=3,
+    ),
     "qwen3-moe": Case(
         model="moe", rows=2, length=4096, layers=12, width=2048, heads=32, kv_heads=4,
         head_size=128, inner=768, experts=128, active=8, vocabulary=151936, recompute=True,
@@ -110,6 +114,10 @@ TINY: Mapping[str, Case] = {
         model="llama", rows=1, length=512, layers=2, width=256, heads=4, kv_heads=2, inner=512,
         vocabulary=1024, recompute=True, untied=True, stage=3,
     ),
+    "llama-70b": Case(
+        model="llama", rows=1, length=512, layers=4, width=256, heads=4, kv_heads=2, inner=512,
+        vocabulary=1024, recompute=True, untied=True, stage=3,
+    ),
     "qwen3-moe": Case(
         model="moe", rows=1, length=256, layers=2, width=128, heads=2, kv_heads=1, head_size=128,
         inner=128, experts=4, active=2, vocabulary=1024, recompute=True, untied=True, stage=3,
@@ -129,6 +137,7 @@ TITLES = {
     "gpt2": "GPT-2, 124 M parameters",
     "llama-2k": "Llama 3.2's 1 B, 4 rows of 2,048 tokens a chip",
     "llama-8b": "Llama 3.1 8B, 3 rows of 8,192 tokens a chip",
+    "llama-70b": "Llama 3.1 70B, 2 rows of 8,192 tokens a device, 64 chips of two devices each",
     "qwen3-moe": "Qwen3-MoE of 30 B cut to 12 of its 48 layers, 2 rows of 4,096 tokens a chip",
     "bert": "BERT-base",
     "vit": "ViT-B/16",
@@ -175,6 +184,20 @@ ROWS: Mapping[str, Row] = {
         "the same, attention's output kept on the host",
         spmd={"scan": "on", "recompute": {"offload": ["context"]}},
     ),
+    "ours-kept": _ours(
+        "with its blocks in a loop, what attention and its projections return kept",
+        spmd={
+            "scan": "on",
+            "recompute": {"keep": ["context", "q_proj", "k_proj", "v_proj", "o_proj"]},
+        },
+    ),
+    "ours-kept-flags": _ours(
+        "the same, `xla_flags`",
+        spmd={
+            "scan": "on", "xla_flags": "tpu7x",
+            "recompute": {"keep": ["context", "q_proj", "k_proj", "v_proj", "o_proj"]},
+        },
+    ),
     "ours-nothing": _ours("with nothing computed again", spmd={"recompute": "nothing"}),
     "jax-plain": _jax("JAX by hand, plain"),
     "jax-splash": _jax(
@@ -193,6 +216,7 @@ TABLES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     )),
     "llama-2k": ("v6e:2x4", ("ours-nothing",)),
     "llama-8b": ("v6e:2x4", ("ours-scan", "ours-context", "jax-scan", "jax-qkv")),
+    "llama-70b": ("tpu7x:4x4x4", ("ours-kept", "ours-kept-flags")),
     "qwen3-moe": ("v6e:2x4", ("ours-scan", "jax-scan")),
     "bert": ("v5e:2x4", ("ours", "jax-splash")),
     "vit": ("v5e:2x4", ("ours", "jax-plain")),

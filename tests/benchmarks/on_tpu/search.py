@@ -1,6 +1,5 @@
 """A search of `spmdzero plan`, and beside it configs that were written by hand."""
 
-import dataclasses
 import json
 import logging
 import os
@@ -28,7 +27,6 @@ def measure(
     topology: str,
     programs: int,
     cache: str,
-    sizes: dict[str, int],
     by_hand: dict[str, str],
 ) -> dict[str, Any]:
     """Searches, then compiles the configs by hand.
@@ -39,12 +37,11 @@ def measure(
         topology: a slice.
         programs: the most that the search compiles.
         cache: a folder for compiled programs; the search finds it empty.
-        sizes: fields of the case that differ in this search; none where the size is "tiny".
         by_hand: title -> a config: a row of `on_tpu.cases.ROWS`, or a file of `JSONS`.
     """
     # transformers would import torch_xla where it is installed.
     os.environ["USE_TORCH_XLA"] = "false"
-    what = dataclasses.replace(SIZES[size][case], **(sizes if size == "full" else {}))
+    what = SIZES[size][case]
     model, batch = build(what, fused_loss=True), batch_of(what, devices=devices)
     logging.getLogger("spmdzero").addHandler(logging.FileHandler(Path(cache, "log")))
     begin = time.monotonic()

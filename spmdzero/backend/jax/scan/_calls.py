@@ -15,6 +15,7 @@ from spmdzero.backend.jax.scan._body import Block, Body
 from spmdzero.backend.jax.scan._chain import Call, Chain
 from spmdzero.backend.jax.scan._parts import Form
 from spmdzero.backend.jax.scan._trace import trace
+from spmdzero.backend.replica import _keepers
 from spmdzero.backend.replica._anchors import is_hooked
 from spmdzero.backend.replica._around import Provided
 from spmdzero.backend.replica._candidates import (
@@ -25,6 +26,8 @@ from spmdzero.backend.replica._candidates import (
     taken_apart,
 )
 from spmdzero.backend.replica._class_calls import calls_replaced
+from spmdzero.backend.replica._recompute import recomputed
+from spmdzero.backend.replica._torchs_policy import KeepsByPolicy
 
 Scan = Literal["auto", "on", "off"]
 
@@ -99,7 +102,7 @@ class _Calls:
         # The other arguments may be computed from what the chain's blocks return.
         follows = expected and chain is not None and not chain.is_real
         try:
-            body, shared, checkpointed = self._trace(candidate, call, module, x, rest, kwargs)
+            body, shared = self._trace(candidate, call, module, x, rest, kwargs)
         except NotALoopError as reason:
             self._leave(candidate, str(reason))
             x = made_real(x)
@@ -124,7 +127,7 @@ class _Calls:
                 args=rest,
                 kwargs=kwargs,
                 keys=chain.draw(),
-                checkpointed=checkpointed,
+                run=_alone(),
             )
         )
         return made_real(made) if self._is_last(candidate) else made
@@ -144,7 +147,7 @@ class _Calls:
         x: torch.Tensor,
         rest: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> tuple[Body, list[torch.Tensor], bool]:
+    ) -> tuple[Body, list[torch.Tensor]]:
         if has_hooks(module):
             raise NotALoopError("a block has hooks")
         _, shared = taken_apart((rest, kwargs))
@@ -152,7 +155,9 @@ class _Calls:
             raise NotALoopError("a block is given a tensor on the CPU")
         if not x.is_floating_point():
             raise NotALoopError(f"a block is given {x.dtype}")
-        checkpointed = is_hooked()
+        keeper = _keepers.innermost_of(KeepsByPolicy)
+        if keeper is not None:
+            call = functools.partial(keeper.in_body, call)
         block = Block(
             module=module,
             name=f"{candidate.name}.*".removeprefix("."),
@@ -160,11 +165,11 @@ class _Calls:
             args=rest,
             kwargs=kwargs,
             x=Form(tuple(x.shape), x.dtype),
-            saves=not checkpointed,
+            saves=keeper is not None or not is_hooked(),
         )
         self._tracing = True
         try:
-            return trace(block, self._provided.gathered), shared, checkpointed
+            return trace(block, self._provided.gathered), shared
         finally:
             self._tracing = False
 
@@ -178,6 +183,18 @@ class _Calls:
         """Makes the rest of the row run block by block."""
         self._unrolled.add(candidate.series)
         _say(candidate, reason)
+
+
+def _alone() -> Callable[..., Any]:
+    """How a block runs that is called now, if it becomes no part of a loop."""
+    keeper = _keepers.innermost_of(KeepsByPolicy)
+    if keeper is not None:
+        return keeper.again
+    return recomputed if is_hooked() else _call
+
+
+def _call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
 
 
 _CHANGED = "something is done between two of them: with what one returns, or with random numbers"

@@ -21,7 +21,6 @@ from spmdzero.backend.jax.scan._unrolled import Unrolled
 from spmdzero.backend.replica._around import Provided
 from spmdzero.backend.replica._candidates import FEWEST, surroundings, taken_apart
 from spmdzero.backend.replica._gathered import Shard
-from spmdzero.backend.replica._recompute import recomputed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,7 +32,7 @@ class Call:
         call: runs the module.
         args, kwargs: the arguments after the first one.
         keys: the keys of its draws.
-        checkpointed: whether its activations are to be recomputed in backward.
+        run: runs it by itself, where it becomes no part of a loop.
     """
 
     module: nn.Module
@@ -41,7 +40,7 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     keys: tuple[int, ...]
-    checkpointed: bool
+    run: Callable[..., Any]
 
 
 class Chain:
@@ -166,14 +165,9 @@ class Chain:
         x, after = self._x, torch.get_rng_state()
         torch.set_rng_state(self._start)
         for number, call in enumerate(self._calls, 1):
-            function = recomputed if call.checkpointed else _call
-            output = function(call.call, call.module, x, *call.args, **call.kwargs)
+            output = call.run(call.call, call.module, x, *call.args, **call.kwargs)
             self._values[number] = x = found(output, torch.Tensor)[0]
         torch.set_rng_state(after)
-
-
-def _call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    return function(*args, **kwargs)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,126 @@
+"""torch's selective checkpointing, whose policy says of each operation whether its result stays."""
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import checkpoint as torchs
+from torch.utils._pytree import tree_map_only
+
+from spmdzero._dispatch_mode import DispatchMode
+from spmdzero.backend._current import arrays
+from spmdzero.backend.replica import _keepers
+from spmdzero.backend.replica._anchors import Anchors
+from spmdzero.backend.replica._kept_by_name import AttentionWatch, in_place_of
+from spmdzero.backend.replica._recompute import (
+    Runs,
+    can_rest_on_host,
+    loop_body,
+    recomputed_but,
+)
+
+# A policy names attention by one of these. No kernel here is any of them, and a plain product
+# stands for them all.
+_ATTENTION = tuple(
+    getattr(torch.ops.aten, f"_scaled_dot_product_{kind}_attention").default
+    for kind in ("flash", "efficient", "cudnn")
+)
+_STAYS, _ON_HOST = (
+    {policy for policy in torchs.CheckpointPolicy if policy.name.endswith(end)}
+    for end in ("_SAVE", "_CPU_OFFLOAD")
+)
+_TOLD_OUTPUT = "op_output" in inspect.signature(torchs.SelectiveCheckpointContext).parameters
+
+
+def policy_of(context_fn: Callable[[], Any]) -> Callable[..., Any] | None:
+    """The policy that torch's `create_selective_checkpoint_contexts` was given.
+
+    None of contexts that do something else.
+    """
+    return getattr(context_fn()[0], "policy_fn", None)
+
+
+class KeepsByPolicy(DispatchMode):
+    """Keeps the results of operations as a policy of torch's says.
+
+    torch's own modes would return the very values of the first run, see `Runs`. Views and what is
+    written in place are computed again, whatever the policy says.
+
+    Args:
+        context_fn: as torch's checkpoint takes it; makes a policy for each run of a loop's body, as
+            policies count.
+        anchors: those of a loop whose body runs; None where the function runs again.
+    """
+
+    def __init__(self, context_fn: Callable[[], Any], *, anchors: Anchors | None = None) -> None:
+        super().__init__()
+        policy = policy_of(context_fn)
+        assert policy is not None
+        self._context_fn, self._policy, self._anchors = context_fn, policy, anchors
+        self.runs = Runs()
+        self.kernels = 0
+        self._around = contextlib.ExitStack()
+
+    def __enter__(self) -> "KeepsByPolicy":
+        self.runs.begin()
+        _keepers.enter(self)
+        self._around.enter_context(AttentionWatch(self))
+        return super().__enter__()
+
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
+        super().__exit__(exc_type, exc_val, exc_tb)
+        self._around.close()
+        _keepers.leave()
+        self.runs.end()
+
+    def in_body(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Runs a block as the body of a loop, which keeps as the policy says."""
+        with KeepsByPolicy(self._context_fn, anchors=loop_body()):
+            return call(*args, **kwargs)
+
+    def again(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Runs a function, and again in the backward pass, by the same policy."""
+        return recomputed_but(KeepsByPolicy(self._context_fn), function, args, kwargs)
+
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operation, whose results are kept if the policy says so."""
+        made = func(*args, **kwargs)
+        if func in torchs.SAC_IGNORED_OPS or not _keepers.is_innermost(self):
+            return made
+        where = self._where(func, made, *args, **kwargs)
+        if where is None or any(each.alias_info is not None for each in func._schema.returns):
+            return made
+        return tree_map_only(torch.Tensor, lambda tensor: self._kept(tensor, where), made)
+
+    def of_kernel(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors that replace the results of an attention kernel."""
+        self.kernels += 1
+        where = self._of_attention(values[0])
+        return values if where is None else [self._kept(v.detach(), where).detach() for v in values]
+
+    def context(self, made: torch.Tensor) -> torch.Tensor:
+        """The tensor that replaces the output of attention that no kernel has computed."""
+        where = self._of_attention(made)
+        return made if where is None else in_place_of(made, self._kept(made.detach(), where))
+
+    def _of_attention(self, made: torch.Tensor) -> bool | None:
+        found = [self._where(func, made) for func in _ATTENTION]
+        return next((where for where in found if where is not None), None)
+
+    def _where(self, func: Any, made: Any, *args: Any, **kwargs: Any) -> bool | None:
+        """Whether the result of an operation rests in the host's memory; None if nowhere."""
+        told = {"op_output": made} if _TOLD_OUTPUT else {}
+        context = torchs.SelectiveCheckpointContext(is_recompute=self.runs.are_later, **told)
+        said = self._policy(context, func, *args, **kwargs)
+        if said is True or said in _STAYS:
+            return False
+        return True if said in _ON_HOST else None
+
+    def _kept(self, made: torch.Tensor, on_host: bool) -> torch.Tensor:
+        if not arrays.is_mine(made):
+            return made
+        on_host = on_host and made.is_floating_point() and made.numel() > 1 and can_rest_on_host()
+        keep = self.runs.kept if self._anchors is None else self._anchors.kept
+        return keep(made, on_host=on_host)
