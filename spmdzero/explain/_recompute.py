@@ -1,6 +1,7 @@
 """Finds the cheapest way to recompute with which a compiled step fits the devices' memory."""
 
 import dataclasses
+import json
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,11 +11,13 @@ from torch import nn
 from spmdzero._logging import log_once
 from spmdzero.backend import current, runtime
 from spmdzero.backend.hosts import processes
+from spmdzero.backend.protocols._region import Policy
 from spmdzero.config import SpmdZeroConfig, load_config
 from spmdzero.engine import Engine, StepGraph, inputs_of
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroError, SpmdZeroUsageError
 from spmdzero.explain._aot import CompilerMemory
 from spmdzero.explain._chips import Topology
+from spmdzero.explain._keep_sets import keep_sets
 from spmdzero.explain._progress import shown
 from spmdzero.explain._targets import compile_on, of_a_step
 from spmdzero.explain._trace import Batch
@@ -29,6 +32,11 @@ _KEY = "spmd.recompute"
 _ORDER = ("nothing", "dots", "everything")
 _ON_HOST = "offload"
 _ORDER_ON_TPU = ("nothing", "everything", _ON_HOST)
+# On a TPU whose compiler says no time: to write and read what fewer multiplications make takes
+# longer than they do.
+_LEAST_ON_TPU = 1024
+# A set of what is kept whose bytes are reckoned is tried, and the next smaller ones.
+_SETS = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +51,7 @@ class Attempt:
         seconds: of a step on all targets, by the compiler's estimate; None where it has none.
     """
 
-    policy: str
+    policy: Policy
     peak: int
     room: int
     where: str = ""
@@ -56,7 +64,7 @@ class Attempt:
 
     def __str__(self) -> str:
         time = "" if self.seconds is None else f", {1e3 * self.seconds:,.2f} ms a step"
-        return f'"{self.policy}" {self.peak:,} bytes{time}'
+        return f"{json.dumps(self.policy)} {self.peak:,} bytes{time}"
 
 
 def fit_recompute(engine: Engine) -> None:
@@ -93,37 +101,38 @@ def with_policy(
     """
     if not settings.spmd.fits_recompute:
         return settings, ()
+    order: list[tuple[Policy, ...]]
     if topologies:
         attempt = _on_topologies(settings, model, batch, topologies)
         order = [("nothing",), ("everything", "dots"), (_ON_HOST,)]
     else:
         attempt, order = _on_these_devices(settings, model, batch), _order()
-    found, said = _cheapest(order, attempt, settings)
+    found, said = _cheapest(order, attempt, settings, model)
     return _changed(settings, found.policy), (said,)
 
 
 def _pick(engine: Engine, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, room: int) -> None:
-    def attempt(policy: str) -> Attempt:
+    def attempt(policy: Policy) -> Attempt:
         peak = on_twin(engine, lambda twin: _peak(twin, args, kwargs), recompute=policy)
         return Attempt(policy=policy, peak=peak, room=room)
 
     training = engine._training
     settings = training.spmd_config
-    found, said = _cheapest(_order(), attempt, settings)
+    found, said = _cheapest(_order(), attempt, settings, engine.module)
     log_once(said)
     assert training.region is not None
-    training.region.recompute(found.policy)  # type: ignore[bad-argument-type]
+    training.region.recompute(found.policy)
     spmd = settings.spmd.model_copy(update={"recompute": found.policy})
     training.spmd_config = settings.model_copy(update={"spmd": spmd})
 
 
 def _on_these_devices(
     settings: SpmdZeroConfig, model: nn.Module, batch: Batch
-) -> Callable[[str], Attempt]:
+) -> Callable[[Policy], Attempt]:
     room = _room(settings)
     args, kwargs = inputs_of(batch)
 
-    def attempt(policy: str) -> Attempt:
+    def attempt(policy: Policy) -> Attempt:
         config = _changed(settings, policy).source
         peak = on_hollow(model, config, lambda twin: _peak(twin, args, kwargs))
         return Attempt(policy=policy, peak=peak, room=room)
@@ -133,10 +142,10 @@ def _on_these_devices(
 
 def _on_topologies(
     settings: SpmdZeroConfig, model: nn.Module, batch: Batch, topologies: Sequence[Topology]
-) -> Callable[[str], Attempt]:
+) -> Callable[[Policy], Attempt]:
     budget, stage = settings.spmd.recompute_budget, settings.zero_optimization.stage
 
-    def attempt(policy: str) -> Attempt:
+    def attempt(policy: Policy) -> Attempt:
         config = _changed(settings, policy).source
         there = on_each_torus(topologies, lambda: traced_for_tpu(model, config, batch))
         programs = {name: step.programs for name, step in there.items()}
@@ -191,14 +200,19 @@ def _room(settings: SpmdZeroConfig) -> int:
     return min(known)
 
 
-def _order() -> list[tuple[str, ...]]:
+def _order() -> list[tuple[Policy, ...]]:
     return [(policy,) for policy in (_ORDER_ON_TPU if runtime.platform() == "TPU" else _ORDER)]
 
 
 def _cheapest(
-    order: Iterable[tuple[str, ...]], attempt: Callable[[str], Attempt], settings: SpmdZeroConfig
+    order: Iterable[tuple[Policy, ...]],
+    attempt: Callable[[Policy], Attempt],
+    settings: SpmdZeroConfig,
+    model: nn.Module,
 ) -> tuple[Attempt, str]:
     """The first attempt that fits, with a sentence; of those tried together the quickest.
+
+    Where all of a block has to be computed again, there may be room for what saves most of it.
 
     Raises:
         SpmdZeroConfigError: none fits.
@@ -210,6 +224,10 @@ def _cheapest(
         for together in order:
             made += [_tried(attempt, policy) for policy in together]
             fitting = [each for each in made if each.fits]
+            if any(each.policy == "everything" for each in fitting):
+                made += _with_more_kept(fitting[0], attempt, model)
+                # Without a time the last that fits is the one that computes least.
+                fitting = [each for each in reversed(made) if each.fits]
             if fitting:
                 found = min(fitting, key=lambda each: each.seconds or 0.0)
                 return found, _in_words(found, [each for each in made if each is not found])
@@ -225,11 +243,45 @@ def _cheapest(
     )
 
 
+def _with_more_kept(
+    everything: Attempt, attempt: Callable[[Policy], Attempt], model: nn.Module
+) -> list[Attempt]:
+    """Attempts that keep more of a block than its input: all that is worth it, or what fits.
+
+    Args:
+        everything: of what fits with least.
+        attempt: compiles a policy.
+        model: any.
+    """
+    by_time = everything.seconds is not None
+    least = _LEAST_ON_TPU if runtime.platform() == "TPU" and not by_time else 0
+    for attends in (True, False):
+        sets = keep_sets(model, attends=attends, least=least)
+        if not sets:
+            return []
+        try:
+            made = [attempt(sets[-1].policy)]
+        except SpmdZeroError:
+            # The blocks' attention isn't torch's, or there is none.
+            continue
+        break
+    else:
+        return []
+    each = (made[0].peak - everything.peak) / sets[-1].features
+    room = everything.room - everything.peak
+    left = [] if made[0].fits else [s for s in sets[:-1] if s.features * each <= room]
+    for smaller in reversed(left[-_SETS:]):
+        made.append(attempt(smaller.policy))
+        if made[-1].fits:
+            break
+    return made
+
+
 class _NoBlocksError(Exception):
     """The model has no blocks that could run again."""
 
 
-def _tried(attempt: Callable[[str], Attempt], policy: str) -> Attempt:
+def _tried(attempt: Callable[[Policy], Attempt], policy: Policy) -> Attempt:
     try:
         return attempt(policy)
     except SpmdZeroConfigError as error:
@@ -249,8 +301,8 @@ def _tried(attempt: Callable[[str], Attempt], policy: str) -> Attempt:
 def _in_words(found: Attempt, others: Sequence[Attempt]) -> str:
     instead = ", ".join(map(str, others))
     return (
-        f'"recompute": "fit" is read as "{found.policy}": of a step the compiler says {found}, '
-        f"which fit {_room_in_words(found)}" + (f"; {instead}" if instead else "")
+        f'"recompute": "fit" is read as {json.dumps(found.policy)}: of a step the compiler says '
+        f"{found}, which fit {_room_in_words(found)}" + (f"; {instead}" if instead else "")
     )
 
 
@@ -273,6 +325,6 @@ def _nearest(settings: SpmdZeroConfig) -> Iterator[str]:
     )
 
 
-def _changed(settings: SpmdZeroConfig, policy: str) -> SpmdZeroConfig:
+def _changed(settings: SpmdZeroConfig, policy: Policy) -> SpmdZeroConfig:
     source = settings.source
     return load_config({**source, "spmd": {**source["spmd"], "recompute": policy}})

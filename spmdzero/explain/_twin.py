@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from spmdzero.backend import AttentionCall, Torus, on_torus, runtime, tracing_only
+from spmdzero.backend.protocols._region import Policy
 from spmdzero.engine import Engine, initialize
 from spmdzero.errors import SpmdZeroError
 from spmdzero.explain._chips import Topology
@@ -112,7 +113,7 @@ def on_twin(
     read: Callable[[Engine], _Read],
     *,
     platform: str | None = None,
-    recompute: str | None = None,
+    recompute: Policy | None = None,
 ) -> _Read:
     """Returns what `read` makes of an engine without data that is otherwise like `engine`.
 

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import json
 from typing import Any
 
 import pytest
@@ -160,12 +161,48 @@ def test_explain_picks_by_the_tpus_compiler() -> None:
     # Of those that fit a budget between two peaks the one with the fewest cycles.
     budget = peaks["nothing"] - 1
     fit = explained({"fit": budget})
-    quickest = min(
-        (policy for policy in POLICIES if peaks[policy] <= budget),
-        key=lambda policy: found[policy].times[0].seconds,
+    kept = explained({"keep": ["up"]})
+    ways = [("everything", found["everything"]), ("dots", found["dots"]), ({"keep": ["up"]}, kept)]
+    policy, quickest = min(
+        (way for way in ways if way[1].verdicts[0].peak <= budget),
+        key=lambda way: way[1].times[0].seconds,
     )
-    assert fit.config["spmd"]["recompute"] == quickest
-    assert fit.verdicts[0].peak == peaks[quickest] <= budget
+    assert fit.config["spmd"]["recompute"] == policy
+    assert fit.verdicts[0].peak == quickest.verdicts[0].peak <= budget
     (note,) = [note for note in fit.notes if "recompute" in note]
     assert f"{budget:,} bytes" in note
     assert f"{peaks['nothing']:,}" in note
+
+
+def llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    told = LlamaConfig(
+        num_hidden_layers=4, hidden_size=64, intermediate_size=128, vocab_size=64,
+        num_attention_heads=2, num_key_value_heads=1, use_cache=False,
+    )  # fmt: skip
+    return LlamaForCausalLM(told)
+
+
+def test_what_saves_most_is_kept_where_not_all_fits(caplog: pytest.LogCaptureFixture) -> None:
+    rows = torch.randint(64, (64, 64), generator=torch.Generator().manual_seed(0))
+
+    def peak(recompute: Any) -> tuple[int, float]:
+        engine = start(llama(), train_micro_batch_size_per_gpu=8, spmd={"recompute": recompute})
+        peaks: list[int] = []
+        with engine.observe(lambda graph: peaks.append(jaxs_peak(graph))):
+            loss = engine(input_ids=rows, labels=rows).loss
+            engine.backward(loss)
+            engine.step()
+        return max(peaks), loss.item()
+
+    names = ["context", "q_proj", "k_proj", "v_proj", "o_proj"]
+    budget, _ = peak({"keep": names})
+    assert budget < peak({"keep": [*names, "gate_proj"]})[0]
+    with caplog.at_level("INFO", logger="spmdzero"):
+        taken, loss = peak({"fit": budget})
+    assert taken <= budget
+    assert loss == pytest.approx(peak("nothing")[1], rel=1e-6)
+    (line,) = [r.getMessage() for r in caplog.records if '"fit" is read' in r.getMessage()]
+    assert f'is read as {{"keep": {json.dumps(names)}}}:' in line
