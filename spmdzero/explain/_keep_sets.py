@@ -27,7 +27,7 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class KeepSet:
-    """What stays of a block beside its input.
+    """Names of what stays of a block beside its input.
 
     Attributes:
         names: as ``"recompute": {"keep": names}`` has them.

@@ -224,7 +224,7 @@ class Funnel:
         return best
 
     def _plainest(self, seconds: Mapping[Candidate, float]) -> Candidate:
-        """Of the candidates that are expected to be about as quick as the quickest the plainest.
+        """The plainest of the candidates that are expected to be about as quick as the quickest.
 
         Once something is compiled, it is one of those that tell most: an expectation is least
         certain where a knob has a value that nothing was compiled with.
