@@ -76,9 +76,9 @@ class SpmdConfig(Section):
             kernels. {"keep": ["q_proj", "context"], "offload": ["input"]} keeps what these modules
             of a block return, attention's output ("context") and a block's inputs, on the devices
             or in the host's memory, and all else is computed again. Or an object of these by module
-            name, in which * is anything but a dot. "fit" takes what computes least of the words, and
-            of what keeps attention's output and linear layers', with which the compiled step fits
-            the device's memory, {"fit": "12GB"} this budget of bytes of a device; on the JAX
+            name, in which * is anything but a dot. "fit" takes what computes least of the words,
+            and of what keeps attention's output and linear layers', with which the compiled step
+            fits the device's memory, {"fit": "12GB"} this budget of bytes of a device; on the JAX
             backend.
         moments: the dtype in which an optimizer's state rests, by its name such as "exp_avg":
             "float32" or "bfloat16"; updates are computed in fp32. A name that is missing rests in

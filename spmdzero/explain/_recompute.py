@@ -14,10 +14,15 @@ from spmdzero.backend.hosts import processes
 from spmdzero.backend.protocols._region import Policy
 from spmdzero.config import SpmdZeroConfig, load_config
 from spmdzero.engine import Engine, StepGraph, inputs_of
-from spmdzero.errors import SpmdZeroConfigError, SpmdZeroError, SpmdZeroUsageError
+from spmdzero.errors import (
+    ReplicaRegionError,
+    SpmdZeroConfigError,
+    SpmdZeroError,
+    SpmdZeroUsageError,
+)
 from spmdzero.explain._aot import CompilerMemory
 from spmdzero.explain._chips import Topology
-from spmdzero.explain._keep_sets import keep_sets
+from spmdzero.explain._keep_sets import KeepSet, keep_sets
 from spmdzero.explain._progress import shown
 from spmdzero.explain._targets import compile_on, of_a_step
 from spmdzero.explain._trace import Batch
@@ -255,26 +260,34 @@ def _with_more_kept(
     """
     by_time = everything.seconds is not None
     least = _LEAST_ON_TPU if runtime.platform() == "TPU" and not by_time else 0
-    for attends in (True, False):
-        sets = keep_sets(model, attends=attends, least=least)
-        if not sets:
-            return []
-        try:
-            made = [attempt(sets[-1].policy)]
-        except SpmdZeroError:
-            # The blocks' attention isn't torch's, or there is none.
-            continue
-        break
-    else:
-        return []
-    each = (made[0].peak - everything.peak) / sets[-1].features
-    room = everything.room - everything.peak
-    left = [] if made[0].fits else [s for s in sets[:-1] if s.features * each <= room]
-    for smaller in reversed(left[-_SETS:]):
-        made.append(attempt(smaller.policy))
-        if made[-1].fits:
-            break
+    made: list[Attempt] = []
+    sets: Sequence[KeepSet] = []
+    try:
+        # Where the blocks' attention isn't torch's, or there is none, the first are refused.
+        for attends in (True, False):
+            sets = keep_sets(model, attends=attends, least=least)
+            try:
+                made += [attempt(each.policy) for each in sets[-1:]]
+                break
+            except ReplicaRegionError as error:
+                _say_refused(sets[-1], error)
+        if not made or made[0].fits:
+            return made
+        each = (made[0].peak - everything.peak) / sets[-1].features
+        room = everything.room - everything.peak
+        left = [smaller for smaller in sets[:-1] if smaller.features * each <= room]
+        for smaller in reversed(left[-_SETS:]):
+            made.append(attempt(smaller.policy))
+            if made[-1].fits:
+                break
+    except (SpmdZeroError, RuntimeError) as error:
+        # What fits is there already.
+        _say_refused(sets[-1], error)
     return made
+
+
+def _say_refused(sets: KeepSet, error: Exception) -> None:
+    log_once(f'"recompute": "fit" can\'t keep {", ".join(sets.names)}: {error}')
 
 
 class _NoBlocksError(Exception):

@@ -43,8 +43,8 @@ _ON_HOST = 1.1
 _MANY_BLOCKS = 48
 # How a block is computed, of which an estimate knows less than of batch and mesh.
 _HOW = ("recompute", "scan")
-# The search ends after so many programs in a row that fit and are no quicker than the best.
-_PATIENCE = 2
+# The search ends after so many rounds of programs that fit and are no quicker than the best.
+_PATIENCE = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +167,7 @@ class Funnel:
         asked: set[Candidate] = set()
         with ThreadPoolExecutor(self._at_once) as pool:
             try:
-                while self._in_vain < _PATIENCE:
+                while self._in_vain < _PATIENCE * self._at_once:
                     together: list[tuple[_Running, Future[None]]] = []
                     while len(together) < self._at_once:
                         candidate = self._next(asked)
@@ -238,12 +238,12 @@ class Funnel:
         return min(near, key=lambda c: (-self._news(c), c.plainness, expected[c]))
 
     def _news(self, candidate: Candidate) -> int:
-        """Number of its knobs of `_HOW` whose value no compiled candidate has."""
+        """Number of its knobs of `_HOW` whose value nothing had that was tried."""
         if not self.seen:
             return 0
+        tried = [trial.candidate for trial in self.found.trials]
         return sum(
-            all(getattr(candidate, knob) != getattr(each.candidate, knob) for each in self.seen)
-            for knob in _HOW
+            all(getattr(candidate, knob) != getattr(each, knob) for each in tried) for knob in _HOW
         )
 
     def _begin(self, candidate: Candidate) -> "_Running | None":

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from spmdzero.backend import map_tensors
+from spmdzero.backend.replica._block_layers import block_layers
 from spmdzero.backend.replica._candidates import candidates
 from spmdzero.config import load_config
 from spmdzero.engine import inputs_of
@@ -30,16 +31,12 @@ from spmdzero.search._knobs import ROWS, Blocks
 _ROWS = 2
 
 
-# Blocks of more linear layers are mixtures, of which a row passes some.
-_MOST_PRODUCTS = 12
-
-
 @dataclass(frozen=True, kw_only=True)
 class Product:
     """A linear layer of each block, whose output may stay for backward.
 
     Attributes:
-        name: in its block, the last part of it where that is enough.
+        name: as a policy names it.
         bytes: of the outputs of a row in all blocks together.
         flops: operations that compute them.
     """
@@ -117,7 +114,8 @@ def _seen(model: nn.Module, asked: Asked) -> Forward:
     longest = max(rows, key=rows.__getitem__, default=None)
     own = {key: block for key, block in blocks.items() if block.series == longest}
     name = next((found.name for found in own.values()), "")
-    watch = _Watch(model, own, list(model.parameters()))
+    named = {layer.path: layer.name for layer in block_layers(model)}
+    watch = _Watch(model, own, list(model.parameters()), named)
     # It logs what an operation refuses at length, and the error below says it.
     torchs = logging.getLogger("torch._subclasses.fake_tensor")
     loud, torchs.disabled = torchs.disabled, True
@@ -192,9 +190,13 @@ class _Watch:
     """Counts what a forward does, in its blocks and outside."""
 
     def __init__(
-        self, model: nn.Module, blocks: Mapping[int, Any], parameters: Sequence[torch.Tensor]
+        self,
+        model: nn.Module,
+        blocks: Mapping[int, Any],
+        parameters: Sequence[torch.Tensor],
+        named: Mapping[str, str],
     ) -> None:
-        self._model, self._blocks, self._inside = model, blocks, 0
+        self._model, self._blocks, self._inside, self._named = model, blocks, 0, named
         self._seen: dict[int, Any] = {_memory(parameter): parameter for parameter in parameters}
         self.outside: list[tuple[torch.Size, int]] = []
         self.block_kept = self.block_inputs = self.contexts = 0
@@ -211,10 +213,9 @@ class _Watch:
             if id(module) in self._blocks:
                 handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
                 handles.append(module.register_forward_hook(self._leave))
-                for name, part in module.named_modules():
-                    if isinstance(part, nn.Linear):
-                        passed = functools.partial(self._passed, name)
-                        handles.append(part.register_forward_hook(passed))
+                for path, name in self._named.items():
+                    passed = functools.partial(self._passed, name)
+                    handles.append(module.get_submodule(path).register_forward_hook(passed))
         hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda kept: kept)
         try:
             with torch.enable_grad(), hooks, self._count, _Attention(self):
@@ -248,13 +249,9 @@ class _Watch:
 
     def products(self) -> Iterator[Product]:
         """The linear layers of each block in the order of their calls, but the last."""
-        if len(self._linear) > _MOST_PRODUCTS:
-            return
-        tails = collections.Counter(name.rpartition(".")[2] for name in self._linear)
         for name, (size, flops) in [*self._linear.items()][:-1]:
-            tail = name.rpartition(".")[2]
-            short = tail if tails[tail] == 1 else name
-            yield Product(name=short, bytes=size / _ROWS, flops=flops / _ROWS)
+            if size:
+                yield Product(name=name, bytes=size / _ROWS, flops=flops / _ROWS)
 
     def _leave(self, *_: Any) -> None:
         self._inside -= 1

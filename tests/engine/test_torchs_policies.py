@@ -102,6 +102,110 @@ def test_memory_is_that_of_what_the_policy_saves() -> None:
     assert keeps_none[1] < trained("half")[1] < keeps_all[1]
 
 
+def hidden(blocks: Any, x: torch.Tensor, run: Callable[..., Any]) -> torch.Tensor:
+    """Keeps what each block returns, as output_hidden_states does."""
+    kept = [x]
+    for block in blocks:
+        kept.append(run(block, kept[-1]))
+    return torch.stack(kept).mean(0)
+
+
+def in_pairs(blocks: Any, x: torch.Tensor, run: Callable[..., Any]) -> torch.Tensor:
+    for one, other in zip(blocks[::2], blocks[1::2], strict=True):
+        x = run(lambda x, one=one, other=other: other(one(x)), x)
+    return x
+
+
+def every_second(blocks: Any, x: torch.Tensor, run: Callable[..., Any]) -> torch.Tensor:
+    for number, block in enumerate(blocks):
+        x = run(block, x) if number % 2 else block(x)
+    return x
+
+
+def by_turns(blocks: Any, x: torch.Tensor, run: Callable[..., Any]) -> torch.Tensor:
+    for number, block in enumerate(blocks):
+        x = run(block, x) if number % 2 else checkpoint(block, x, use_reentrant=False)
+    return x
+
+
+def by_policy(block: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
+    return checkpoint(block, x, use_reentrant=False, context_fn=every_second_product)
+
+
+class Runs(nn.Module):
+    def __init__(self, order: Callable[..., torch.Tensor], run: Callable[..., Any]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.order, self.run = order, run
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.order(self.blocks, x, self.run).square().mean()
+
+
+def losses_of(
+    order: Callable[..., torch.Tensor], run: Callable[..., Any], scan: str
+) -> list[float]:
+    torch.manual_seed(0)
+    engine = start(Runs(order, run), train_micro_batch_size_per_gpu=1, spmd={"scan": scan})
+    batch = torch.randn(8, WIDTH)
+    torch.manual_seed(5)
+    return [engine.train_batch(batch).item() for _ in range(3)]
+
+
+@pytest.mark.backends("jax")
+@pytest.mark.parametrize(
+    "order",
+    [
+        hidden,
+        *(pytest.param(f, marks=pytest.mark.slow) for f in (in_pairs, every_second, by_turns)),
+    ],
+)
+@pytest.mark.parametrize(
+    "run", [by_policy, functools.partial(checkpoint, use_reentrant=False)], ids=["policy", "plain"]
+)
+def test_blocks_that_are_no_loop_after_all_are_checkpointed_one_by_one(
+    order: Callable[..., torch.Tensor], run: Callable[..., Any]
+) -> None:
+    expected = losses_of(order, lambda block, x: block(x), "off")
+    # fp32: what is fused with what, and so rounded, differs.
+    assert losses_of(order, run, "on") == pytest.approx(expected, rel=1e-5)
+
+
+class Differentiated(nn.Module):
+    """Goes backward once more through the graph of its blocks, within its forward."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)), nn.Tanh()) for _ in range(2)
+        )
+        self.run = run
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x = x.detach().requires_grad_()
+        for block in self.blocks:
+            y = self.run(block, y)
+        loss = y.square().mean()
+        (gradient,) = torch.autograd.grad(loss, x, retain_graph=True)
+        return loss + gradient.detach().square().sum()
+
+
+def test_a_counting_policy_says_the_same_in_each_backward() -> None:
+    found = []
+    for run in (by_policy, lambda block, x: block(x)):
+        torch.manual_seed(0)
+        sgd = {"type": "SGD", "params": {"lr": 1.0}}
+        engine = start(
+            Differentiated(run), optimizer=sgd, gradient_clipping=0.0,
+            zero_allow_untested_optimizer=True,
+        )  # fmt: skip
+        torch.manual_seed(1)
+        engine.train_batch(torch.randn(8, WIDTH))
+        found.append(torch.cat([p.detach().cpu().flatten() for p in engine.module.parameters()]))
+    # fp32's 7 digits, of weights below 1.
+    assert (found[0] - found[1]).abs().max() < 1e-6
+
+
 @pytest.mark.backends("jax")
 def test_a_loop_keeps_what_the_policy_saves() -> None:
     loops = {way: trained(way, scan="on") for way in ("nothing", "half", "products")}
@@ -150,11 +254,21 @@ def attended(policy: Any) -> tuple[float, int]:
 
 @pytest.mark.backends("jax")
 def test_attentions_output_is_kept_by_the_name_of_any_of_torchs_kernels() -> None:
+    def wide(_: Any, operation: Any, *args: Any, **kwargs: Any) -> bool:
+        return operation is _aten._scaled_dot_product_efficient_attention.default and (
+            args[0].shape[-1] == args[2].shape[-1] == WIDTH
+        )
+
     loss, products = attended([_aten.mul.Tensor])
-    same, fewer = attended([_aten._scaled_dot_product_flash_attention.default])
-    assert same == pytest.approx(loss, rel=1e-5)
-    # Of each of two blocks the weights' product with the values is not computed again.
-    assert fewer == products - 2
+    names = (
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_fused_attention_overrideable",
+    )
+    for policy in (*([getattr(_aten, name).default] for name in names), wide):
+        same, fewer = attended(policy)
+        assert same == pytest.approx(loss, rel=1e-5)
+        # Of each of two blocks the weights' product with the values is not computed again.
+        assert fewer == products - 2
 
 
 @pytest.mark.backends("jax")

@@ -1,5 +1,7 @@
 """Keepers of a block's values between forward and backward, of which the innermost decides."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Protocol, TypeVar
 
 import torch
@@ -24,6 +26,16 @@ def enter(keeper: Keeper) -> None:
 def leave() -> None:
     """Ends what `enter` began."""
     _entered.pop()
+
+
+@contextlib.contextmanager
+def set_aside() -> Iterator[None]:
+    """Context in which no keeper is entered: what runs here was called before those that are."""
+    entered, _entered[:] = [*_entered], []
+    try:
+        yield
+    finally:
+        _entered[:] = entered
 
 
 def is_innermost(keeper: Keeper) -> bool:

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -69,8 +69,7 @@ def places_in(block: nn.Module, *, keep: Sequence[str] = (), offload: Sequence[s
                 named[CONTEXT] = frozenset([CONTEXT])
             if pattern in (INPUT, CONTEXT):
                 continue
-            form = re.compile(r"(?:.*\.)?" + re.escape(pattern).replace(r"\*", "[^.]*"))
-            found = [name for name in inside if form.fullmatch(name)]
+            found = matching(inside, pattern)
             if not found:
                 raise UnknownNameError(pattern, [*inside])
             for name in found:
@@ -85,6 +84,12 @@ def places_in(block: nn.Module, *, keep: Sequence[str] = (), offload: Sequence[s
         named=named,
         classes=frozenset(type(m) for m in inside.values() if id(m) in modules),
     )
+
+
+def matching(names: Iterable[str], pattern: str) -> list[str]:
+    """Those of a block's modules that a pattern names, from anywhere on down."""
+    form = re.compile(r"(?:.*\.)?" + re.escape(pattern).replace(r"\*", "[^.]*"))
+    return [name for name in names if form.fullmatch(name)]
 
 
 class UnknownNameError(Exception):
@@ -212,17 +217,27 @@ class KeepsAttention(_keepers.Keeper, Protocol):
 
 
 class AttentionWatch(TorchFunctionMode):
-    """Hands the outputs of torch's attention to a keeper, unless a kernel has done so."""
+    """Hands the outputs of torch's attention to a keeper, unless a kernel has done so.
+
+    Attributes:
+        given: query, key and value of the call that runs, without graphs.
+    """
 
     def __init__(self, keeper: KeepsAttention) -> None:
         super().__init__()
         self._keeper = keeper
+        self.given: tuple[torch.Tensor, ...] = ()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if func is not _ATTENTION or not _keepers.is_innermost(self._keeper):
             return func(*args, **(kwargs or {}))
+        tensors = (*args, *(kwargs or {}).values())
+        self.given = tuple(t.detach() for t in tensors if isinstance(t, torch.Tensor))[:3]
         before = self._keeper.kernels
-        made = func(*args, **(kwargs or {}))
-        return made if self._keeper.kernels > before else self._keeper.context(made)
+        try:
+            made = func(*args, **(kwargs or {}))
+            return made if self._keeper.kernels > before else self._keeper.context(made)
+        finally:
+            self.given = ()

@@ -20,6 +20,7 @@ from spmdzero.backend.replica import _keepers
 from spmdzero.backend.replica._anchors import Anchors
 from spmdzero.backend.replica._products import PRODUCTS
 from spmdzero.backend.replica._readers import in_region
+from spmdzero.errors import ReplicaRegionError
 
 UNTIED: Callable[..., Any] = inspect.unwrap(checkpoint)
 """torch's own function, whose second run the compiler merges with the first."""
@@ -61,11 +62,6 @@ class Runs:
         gradient: the tensor to which values of this run are tied; None in the first run.
     """
 
-    @property
-    def are_later(self) -> bool:
-        """Whether this run isn't the first."""
-        return self._left is not None
-
     def __init__(self) -> None:
         self._values: list[torch.Tensor] = []
         self._left: Iterator[torch.Tensor] | None = None
@@ -89,7 +85,12 @@ class Runs:
             held = arrays.apart(made)
             self._values.append(host_memory().to_host(held) if on_host else held)
             return made
-        value = next(self._left)
+        value = next(self._left, None)
+        if value is None:
+            raise ReplicaRegionError(
+                "a checkpointed function computes something else when backward runs it again than "
+                "it did before"
+            )
         if on_host:
             value = host_memory().from_host(
                 value, value if self.gradient is None else self.gradient

@@ -59,7 +59,7 @@ class RecomputedBlocks:
     def __init__(self, model: nn.Module, recompute: Recompute) -> None:
         self._model = model
         if is_policy(recompute):
-            names = _equal_blocks(model) if recompute != "nothing" else []
+            names = equal_blocks(model) if recompute != "nothing" else []
             if not names and recompute != "nothing":
                 raise _refusal(
                     recompute,
@@ -176,7 +176,8 @@ def _places(block: nn.Module, name: str, policy: Policy, written: Recompute) -> 
         ) from None
 
 
-def _equal_blocks(model: nn.Module) -> list[str]:
+def equal_blocks(model: nn.Module) -> list[str]:
+    """Names of the blocks that follow equal ones, but those inside of others."""
     equal = candidates(model, fewest=2)
     names = [name for name, module in model.named_modules() if id(module) in equal]
     return [name for name in names if _outer(name, names) is None]

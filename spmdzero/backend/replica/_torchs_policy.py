@@ -1,8 +1,9 @@
 """torch's selective checkpointing, whose policy says of each operation whether its result stays."""
 
+import collections
 import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,11 +22,19 @@ from spmdzero.backend.replica._recompute import (
     recomputed_but,
 )
 
-# A policy names attention by one of these. No kernel here is any of them, and a plain product
-# stands for them all.
+# A policy names attention by one of these. What attends here is none of them, and stands for all.
 _ATTENTION = tuple(
-    getattr(torch.ops.aten, f"_scaled_dot_product_{kind}_attention").default
-    for kind in ("flash", "efficient", "cudnn")
+    getattr(torch.ops.aten, name).default
+    for name in (
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_fused_attention_overrideable",
+        "_scaled_dot_product_attention_math",
+        "scaled_dot_product_attention",
+    )
+    if hasattr(torch.ops.aten, name)
 )
 _STAYS, _ON_HOST = (
     {policy for policy in torchs.CheckpointPolicy if policy.name.endswith(end)}
@@ -46,11 +55,11 @@ class KeepsByPolicy(DispatchMode):
     """Keeps the results of operations as a policy of torch's says.
 
     torch's own modes would return the very values of the first run, see `Runs`. Views and what is
-    written in place are computed again, whatever the policy says.
+    written in place are computed again, whatever the policy says. It is asked in the first run
+    alone, as policies count, and later runs do the same.
 
     Args:
-        context_fn: as torch's checkpoint takes it; makes a policy for each run of a loop's body, as
-            policies count.
+        context_fn: as torch's checkpoint takes it; makes a policy for each run of a loop's body.
         anchors: those of a loop whose body runs; None where the function runs again.
     """
 
@@ -61,12 +70,17 @@ class KeepsByPolicy(DispatchMode):
         self._context_fn, self._policy, self._anchors = context_fn, policy, anchors
         self.runs = Runs()
         self.kernels = 0
-        self._around = contextlib.ExitStack()
+        self._around, self._attention = contextlib.ExitStack(), AttentionWatch(self)
+        # Of each operation the answers in the first run; None where nothing is kept.
+        self._said: dict[Any, list[bool | None]] = collections.defaultdict(list)
+        self._left: dict[Any, Iterator[bool | None]] | None = None
+        self._first = True
 
     def __enter__(self) -> "KeepsByPolicy":
         self.runs.begin()
+        self._left = None if self._first else {f: iter(said) for f, said in self._said.items()}
         _keepers.enter(self)
-        self._around.enter_context(AttentionWatch(self))
+        self._around.enter_context(self._attention)
         return super().__enter__()
 
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
@@ -74,6 +88,7 @@ class KeepsByPolicy(DispatchMode):
         self._around.close()
         _keepers.leave()
         self.runs.end()
+        self._first = False
 
     def in_body(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Runs a block as the body of a loop, which keeps as the policy says."""
@@ -89,8 +104,10 @@ class KeepsByPolicy(DispatchMode):
         made = func(*args, **kwargs)
         if func in torchs.SAC_IGNORED_OPS or not _keepers.is_innermost(self):
             return made
-        where = self._where(func, made, *args, **kwargs)
-        if where is None or any(each.alias_info is not None for each in func._schema.returns):
+        where = self._where(func, lambda: self._asked(func, made, *args, **kwargs))
+        schema = getattr(func, "_schema", None)
+        views = schema and any(each.alias_info is not None for each in schema.returns)
+        if where is None or views:
             return made
         return tree_map_only(torch.Tensor, lambda tensor: self._kept(tensor, where), made)
 
@@ -106,13 +123,24 @@ class KeepsByPolicy(DispatchMode):
         return made if where is None else in_place_of(made, self._kept(made.detach(), where))
 
     def _of_attention(self, made: torch.Tensor) -> bool | None:
-        found = [self._where(func, made) for func in _ATTENTION]
-        return next((where for where in found if where is not None), None)
+        given = self._attention.given or (made, made, made)
 
-    def _where(self, func: Any, made: Any, *args: Any, **kwargs: Any) -> bool | None:
-        """Whether the result of an operation rests in the host's memory; None if nowhere."""
+        def ask() -> bool | None:
+            found = (self._asked(func, made, *given) for func in _ATTENTION)
+            return next((where for where in found if where is not None), None)
+
+        return self._where(_ATTENTION, ask)
+
+    def _where(self, what: Any, ask: Callable[[], bool | None]) -> bool | None:
+        """Whether a result rests in the host's memory, None if nowhere; as in the first run."""
+        if self._left is None:
+            self._said[what].append(ask())
+            return self._said[what][-1]
+        return next(self._left.get(what, iter(())), None)
+
+    def _asked(self, func: Any, made: Any, *args: Any, **kwargs: Any) -> bool | None:
         told = {"op_output": made} if _TOLD_OUTPUT else {}
-        context = torchs.SelectiveCheckpointContext(is_recompute=self.runs.are_later, **told)
+        context = torchs.SelectiveCheckpointContext(is_recompute=False, **told)
         said = self._policy(context, func, *args, **kwargs)
         if said is True or said in _STAYS:
             return False
@@ -123,4 +151,6 @@ class KeepsByPolicy(DispatchMode):
             return made
         on_host = on_host and made.is_floating_point() and made.numel() > 1 and can_rest_on_host()
         keep = self.runs.kept if self._anchors is None else self._anchors.kept
-        return keep(made, on_host=on_host)
+        # What keeps a value is no operation of the function's.
+        with _keepers.set_aside():
+            return keep(made, on_host=on_host)

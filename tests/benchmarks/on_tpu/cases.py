@@ -263,5 +263,6 @@ def rows_of(case: str) -> dict[str, Row]:
 
 
 def devices_of(topology: str) -> int:
-    """Chips of a topology such as ``v5p:2x2x2``."""
-    return math.prod(int(length) for length in topology.partition(":")[2].split("x"))
+    """Devices of a topology such as ``v5p:2x2x2``; a chip of tpu7x is two."""
+    chip, _, sizes = topology.partition(":")
+    return math.prod(map(int, sizes.split("x"))) * (2 if chip == "tpu7x" else 1)

@@ -101,8 +101,12 @@ class _Calls:
         rest, kwargs = made_real((tuple(rest), kwargs))
         # The other arguments may be computed from what the chain's blocks return.
         follows = expected and chain is not None and not chain.is_real
+        keeper = _keepers.innermost_of(KeepsByPolicy)
         try:
-            body, shared = self._trace(candidate, call, module, x, rest, kwargs)
+            body, shared = self._trace(
+                candidate, call if keeper is None else functools.partial(keeper.in_body, call),
+                module, x, rest, kwargs, saves=keeper is not None or not is_hooked(),
+            )  # fmt: skip
         except NotALoopError as reason:
             self._leave(candidate, str(reason))
             x = made_real(x)
@@ -127,7 +131,7 @@ class _Calls:
                 args=rest,
                 kwargs=kwargs,
                 keys=chain.draw(),
-                run=_alone(),
+                run=_alone(keeper),
             )
         )
         return made_real(made) if self._is_last(candidate) else made
@@ -147,6 +151,8 @@ class _Calls:
         x: torch.Tensor,
         rest: tuple[Any, ...],
         kwargs: dict[str, Any],
+        *,
+        saves: bool,
     ) -> tuple[Body, list[torch.Tensor]]:
         if has_hooks(module):
             raise NotALoopError("a block has hooks")
@@ -155,9 +161,6 @@ class _Calls:
             raise NotALoopError("a block is given a tensor on the CPU")
         if not x.is_floating_point():
             raise NotALoopError(f"a block is given {x.dtype}")
-        keeper = _keepers.innermost_of(KeepsByPolicy)
-        if keeper is not None:
-            call = functools.partial(keeper.in_body, call)
         block = Block(
             module=module,
             name=f"{candidate.name}.*".removeprefix("."),
@@ -165,7 +168,7 @@ class _Calls:
             args=rest,
             kwargs=kwargs,
             x=Form(tuple(x.shape), x.dtype),
-            saves=keeper is not None or not is_hooked(),
+            saves=saves,
         )
         self._tracing = True
         try:
@@ -185,9 +188,8 @@ class _Calls:
         _say(candidate, reason)
 
 
-def _alone() -> Callable[..., Any]:
+def _alone(keeper: KeepsByPolicy | None) -> Callable[..., Any]:
     """How a block runs that is called now, if it becomes no part of a loop."""
-    keeper = _keepers.innermost_of(KeepsByPolicy)
     if keeper is not None:
         return keeper.again
     return recomputed if is_hooked() else _call

@@ -18,6 +18,8 @@ from spmdzero.backend.jax.scan._body import Body
 from spmdzero.backend.jax.scan._loop import Given, run
 from spmdzero.backend.jax.scan._parts import shards_of
 from spmdzero.backend.jax.scan._unrolled import Unrolled
+from spmdzero.backend.replica import _keepers
+from spmdzero.backend.replica._anchors import no_hooks
 from spmdzero.backend.replica._around import Provided
 from spmdzero.backend.replica._candidates import FEWEST, surroundings, taken_apart
 from spmdzero.backend.replica._gathered import Shard
@@ -122,7 +124,9 @@ class Chain:
             if held and end >= FEWEST:
                 self._kept()
             if held or end < FEWEST:
-                self._run_each()
+                # The last block's own checkpoint is around this, which keeps none of the others.
+                with no_hooks(), _keepers.set_aside():
+                    self._run_each()
             else:
                 unrolled = Unrolled(
                     blocks=[(call.module, call.call) for call in self._calls],
