@@ -269,8 +269,9 @@ def _with_more_kept(
             try:
                 made += [attempt(each.policy) for each in sets[-1:]]
                 break
-            except ReplicaRegionError as error:
-                _say_refused(sets[-1], error)
+            except ReplicaRegionError:
+                if not attends:
+                    raise
         if not made or made[0].fits:
             return made
         each = (made[0].peak - everything.peak) / sets[-1].features
