@@ -12,6 +12,7 @@ from spmdzero._logging import log_once
 from spmdzero.backend import current, runtime
 from spmdzero.backend.hosts import processes
 from spmdzero.backend.protocols._region import Policy
+from spmdzero.backend.replica._keep_sets import keep_sets
 from spmdzero.config import SpmdZeroConfig, load_config
 from spmdzero.engine import Engine, StepGraph, inputs_of
 from spmdzero.errors import (
@@ -22,7 +23,6 @@ from spmdzero.errors import (
 )
 from spmdzero.explain._aot import CompilerMemory
 from spmdzero.explain._chips import Topology
-from spmdzero.explain._keep_sets import KeepSet, keep_sets
 from spmdzero.explain._progress import shown
 from spmdzero.explain._targets import compile_on, of_a_step
 from spmdzero.explain._trace import Batch
@@ -229,8 +229,8 @@ def _cheapest(
         for together in order:
             made += [_tried(attempt, policy) for policy in together]
             fitting = [each for each in made if each.fits]
-            if any(each.policy == "everything" for each in fitting):
-                made += _with_more_kept(fitting[0], attempt, model)
+            for everything in [each for each in fitting if each.policy == "everything"]:
+                made += _with_more_kept(everything, attempt, model)
                 # Without a time the last that fits is the one that computes least.
                 fitting = [each for each in reversed(made) if each.fits]
             if fitting:
@@ -261,34 +261,26 @@ def _with_more_kept(
     by_time = everything.seconds is not None
     least = _LEAST_ON_TPU if runtime.platform() == "TPU" and not by_time else 0
     made: list[Attempt] = []
-    sets: Sequence[KeepSet] = []
     try:
-        # Where the blocks' attention isn't torch's, or there is none, the first are refused.
-        for attends in (True, False):
-            sets = keep_sets(model, attends=attends, least=least)
-            try:
-                made += [attempt(each.policy) for each in sets[-1:]]
-                break
-            except ReplicaRegionError:
-                if not attends:
-                    raise
-        if not made or made[0].fits:
-            return made
+        sets = keep_sets(model, attends=True, least=least)
+        try:
+            made = [attempt(sets[-1].policy)]
+        except ReplicaRegionError:
+            # The blocks' attention isn't torch's, or there is none.
+            sets = keep_sets(model, attends=False, least=least)
+            if not sets:
+                return []
+            made = [attempt(sets[-1].policy)]
+        # Each feature takes as many bytes.
         each = (made[0].peak - everything.peak) / sets[-1].features
         room = everything.room - everything.peak
-        left = [smaller for smaller in sets[:-1] if smaller.features * each <= room]
-        for smaller in reversed(left[-_SETS:]):
-            made.append(attempt(smaller.policy))
-            if made[-1].fits:
-                break
+        smaller = [some for some in sets[:-1] if some.features * each <= room]
+        while smaller and len(made) <= _SETS and not made[-1].fits:
+            made.append(attempt(smaller.pop().policy))
     except (SpmdZeroError, RuntimeError) as error:
         # What fits is there already.
-        _say_refused(sets[-1], error)
+        log_once(f'"recompute": "fit" keeps no more of blocks: {error}')
     return made
-
-
-def _say_refused(sets: KeepSet, error: Exception) -> None:
-    log_once(f'"recompute": "fit" can\'t keep {", ".join(sets.names)}: {error}')
 
 
 class _NoBlocksError(Exception):

@@ -216,18 +216,18 @@ class Funnel:
                 return None
             # What is nearest to fitting tells whether anything does.
             return min(expected, key=lambda c: expected[c].states + expected[c].rest)
-        best = self._plainest({c: r.seconds for c, r in fitting.items()})
+        best = self._chosen({c: r.seconds for c, r in fitting.items()})
         ranked = self.found.ranked
         if ranked and fitting[best].seconds > _WORTH * _seconds(ranked[0]):
             self.found.stopped = "no other way is expected to be quicker"
             return None
         return best
 
-    def _plainest(self, seconds: Mapping[Candidate, float]) -> Candidate:
-        """The plainest of the candidates that are expected to be about as quick as the quickest.
+    def _chosen(self, seconds: Mapping[Candidate, float]) -> Candidate:
+        """The candidate to compile next, of those expected to be about as quick as the quickest.
 
-        Once something is compiled, it is one of those that tell most: an expectation is least
-        certain where a knob has a value that nothing was compiled with.
+        It is the plainest; once something is compiled, the plainest of those that tell most: an
+        expectation is least certain where a knob has a value that nothing was compiled with.
         """
         expected = {c: taken * (_ON_HOST if c.host else 1.0) for c, taken in seconds.items()}
         loops = {c: taken for c, taken in expected.items() if c.scan}

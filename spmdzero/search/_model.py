@@ -17,8 +17,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from spmdzero.backend import map_tensors
-from spmdzero.backend.replica._block_layers import block_layers
 from spmdzero.backend.replica._candidates import candidates
+from spmdzero.backend.replica._keep_sets import block_layers, keep_sets
+from spmdzero.backend.replica._kept_by_name import CONTEXT
 from spmdzero.config import load_config
 from spmdzero.engine import inputs_of
 from spmdzero.errors import SpmdZeroUsageError
@@ -59,7 +60,8 @@ class Forward:
         block_inputs: bytes of the inputs of all blocks together.
         contexts: bytes of what attention returns in them.
         context_flops: those of `block_flops` that attention's kernel does.
-        products: the blocks' linear layers but the last, whose output backward seldom needs.
+        products: the blocks' linear layers.
+        keep_sets: names of what may stay of a block, as `keep_sets` has them.
         logits: those of `kept` of which a row has as many numbers as the head has words.
         pairs: bytes of attention's weights of all pairs, which a kernel never holds.
         fuses: whether the model's loss can be computed without logits.
@@ -74,18 +76,19 @@ class Forward:
     contexts: float
     context_flops: float
     products: tuple[Product, ...]
+    keep_sets: tuple[tuple[str, ...], ...]
     logits: float
     pairs: float
     fuses: bool
 
     def kept_of(self, names: Collection[str]) -> float:
         """Bytes of what these names name, of a row in all blocks together."""
-        kept = self.contexts if "context" in names else 0.0
+        kept = self.contexts if CONTEXT in names else 0.0
         return kept + sum(product.bytes for product in self.products if product.name in names)
 
     def flops_of(self, names: Collection[str]) -> float:
         """Operations that compute it."""
-        spent = self.context_flops if "context" in names else 0.0
+        spent = self.context_flops if CONTEXT in names else 0.0
         return spent + sum(product.flops for product in self.products if product.name in names)
 
 
@@ -131,6 +134,9 @@ def _seen(model: nn.Module, asked: Asked) -> Forward:
         ) from error
     finally:
         torchs.disabled = loud
+    products = tuple(watch.products())
+    called = {CONTEXT, *(product.name for product in products)}
+    sets = [kept.names for kept in keep_sets(model, attends=watch.contexts > 0)]
     outputs = _vocabulary(model, own)
     logits = sum(size for shape, size in watch.outside if shape and shape[-1] == outputs)
     return Forward(
@@ -142,7 +148,8 @@ def _seen(model: nn.Module, asked: Asked) -> Forward:
         block_inputs=watch.block_inputs / _ROWS,
         contexts=watch.contexts / _ROWS,
         context_flops=watch.context_flops / _ROWS,
-        products=tuple(watch.products()),
+        products=products,
+        keep_sets=tuple(names for names in sets if called.issuperset(names)),
         logits=logits / _ROWS,
         pairs=watch.pairs / _ROWS,
         fuses=fuses_losses(model),
@@ -248,10 +255,9 @@ class _Watch:
         self._linear[name] = size + _size(made), flops
 
     def products(self) -> Iterator[Product]:
-        """The linear layers of each block in the order of their calls, but the last."""
-        for name, (size, flops) in [*self._linear.items()][:-1]:
-            if size:
-                yield Product(name=name, bytes=size / _ROWS, flops=flops / _ROWS)
+        """The linear layers of each block in the order of their calls."""
+        for name, (size, flops) in self._linear.items():
+            yield Product(name=name, bytes=size / _ROWS, flops=flops / _ROWS)
 
     def _leave(self, *_: Any) -> None:
         self._inside -= 1

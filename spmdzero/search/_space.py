@@ -128,21 +128,11 @@ def _recomputed(forward: Forward) -> Iterator[dict[str, Any]]:
             yield {"recompute": policy, "kept": kept}
         # The blocks of a loop are equal.
         yield {"recompute": policy, "scan": True}
-    for stays in _stays(forward):
-        yield {"recompute": stays}
-        yield {"recompute": stays, "scan": True}
+    for names in forward.keep_sets:
+        yield {"recompute": Stays(names=names)}
+        yield {"recompute": Stays(names=names), "scan": True}
     if forward.contexts:
         yield {"recompute": CONTEXT_ON_HOST, "scan": True}
-
-
-def _stays(forward: Forward) -> Iterator[Stays]:
-    """Each with one more of what a block computes, what saves most arithmetic for a byte first."""
-    names = ["context"] if forward.contexts else []
-    if names:
-        yield Stays(names=tuple(names))
-    for product in sorted(forward.products, key=lambda p: -p.flops / p.bytes):
-        names.append(product.name)
-        yield Stays(names=tuple(names))
 
 
 def _kept(policy: str, blocks: Blocks) -> Sequence[int]:

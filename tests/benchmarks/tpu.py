@@ -123,10 +123,12 @@ def _prepare(root: Path, size: str, case: str, name: str, topology: str) -> None
     from harness.processes import ProcessFailedError
     from on_tpu.requests import request_of
 
+    from spmdzero.explain import Topology
+
     row = cases.rows_of(case)[name]
     try:
         found = launch_alone(
-            f"on_tpu.{row.writer}", devices=cases.devices_of(topology), backend="jax",
+            f"on_tpu.{row.writer}", devices=Topology.parse(topology).devices, backend="jax",
             root=str(root.resolve()), size=size, case=case, options=dict(row.options),
             requests={topology: request_of(topology)},
         )  # fmt: skip

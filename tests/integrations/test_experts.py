@@ -77,6 +77,16 @@ def engine_of(model: torch.nn.Module, *, stage: int = 2, **spmd: Any) -> spmdzer
     )
 
 
+def losses_of(engine: spmdzero.Engine, steps: int) -> list[float]:
+    losses = []
+    for _ in range(steps):
+        loss = engine(input_ids=IDS, labels=IDS).loss
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
 def plain_losses(model: Any, steps: int) -> list[float]:
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
     for _ in range(steps):
@@ -95,12 +105,7 @@ def plain_losses(model: Any, steps: int) -> list[float]:
 def test_experts_train_as_on_the_cpu(family: str) -> None:
     model = tiny(family)
     plain = copy.deepcopy(model)
-    engine, losses = engine_of(model), []
-    for _ in range(3):
-        loss = engine(input_ids=IDS, labels=IDS).loss
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
+    losses = losses_of(engine_of(model), 3)
     # Sums of fp32 in another order, over three steps; Phi's router has a comparison of floats.
     assert losses == pytest.approx(plain_losses(plain, 3), rel=2e-5)
 
@@ -111,13 +116,9 @@ def test_deepseeks_blocks_train_as_shards_in_a_loop() -> None:
     model = tiny("DeepseekV3", num_hidden_layers=5)
     plain = copy.deepcopy(model)
     engine = engine_of(model, stage=3, scan="on", recompute="everything", min_shard_elements=0)
-    losses, texts = [], list[str]()
+    texts: list[str] = []
     with engine.observe(lambda graph: texts.append(graph.hlo())):
-        for _ in range(3):
-            loss = engine(input_ids=IDS, labels=IDS).loss
-            engine.backward(loss)
-            engine.step()
-            losses.append(loss.item())
+        losses = losses_of(engine, 3)
     # fp32, as above.
     assert losses == pytest.approx(plain_losses(plain, 3), rel=2e-5)
     # Four of the blocks are equal.

@@ -37,6 +37,14 @@ def net(**sizes: int) -> Net:
         return Net(**sizes)
 
 
+def seen(model: nn.Module, *, length: int) -> tuple[Asked, Forward]:
+    """A language model of transformers in bf16, with a step of 16 rows."""
+    rows = torch.zeros(16, length, dtype=torch.long, device="meta")
+    batch = {"input_ids": rows, "labels": rows}
+    asked = asked_for({**CONFIG, "bf16": {"enabled": True}}, batch, global_batch=None)
+    return asked, seen_forward(model, asked)
+
+
 def searched(
     config: dict[str, Any] | None = None, *, rows: int = ROWS, global_batch: int | None = None,
     topology: Topology = V5E,
@@ -264,12 +272,7 @@ def test_what_attention_returns_can_stay_where_all_else_is_computed_again() -> N
         model = GPT2LMHeadModel(
             GPT2Config(n_layer=8, n_embd=1024, n_head=8, vocab_size=512, n_positions=4096)
         )
-        rows = torch.zeros(16, 4096, dtype=torch.long)
-    asked = asked_for(
-        {**CONFIG, "bf16": {"enabled": True}}, {"input_ids": rows, "labels": rows},
-        global_batch=None,
-    )  # fmt: skip
-    forward = seen_forward(model, asked)
+    asked, forward = seen(model, length=4096)
     candidates = space(asked, V5E, forward=forward)
     named = {(c.recompute, c.scan): c for c in candidates if isinstance(c.recompute, Stays)}
     assert set(named) == {(CONTEXT, False), (CONTEXT, True), (CONTEXT_ON_HOST, True)}
@@ -301,12 +304,7 @@ def test_each_linear_layer_of_a_block_may_stay_beside_attention() -> None:
                 num_attention_heads=2, num_key_value_heads=1, use_cache=False,
             )
         )  # fmt: skip
-        rows = torch.zeros(16, 128, dtype=torch.long)
-    asked = asked_for(
-        {**CONFIG, "bf16": {"enabled": True}}, {"input_ids": rows, "labels": rows},
-        global_batch=None,
-    )  # fmt: skip
-    forward = seen_forward(model, asked)
+    asked, forward = seen(model, length=128)
     q, k, *_ = forward.products
     assert (q.name, q.bytes, q.flops) == ("q_proj", 4 * 128 * 256 * 2, 4 * 2 * 128 * 256 * 256)
     assert (k.name, k.bytes) == ("k_proj", q.bytes / 2)

@@ -5,8 +5,7 @@ import torch
 import transformers
 from torch import nn
 
-from spmdzero.backend.replica._block_layers import block_layers
-from spmdzero.explain._keep_sets import keep_sets
+from spmdzero.backend.replica._keep_sets import block_layers, keep_sets
 
 pytestmark = pytest.mark.backends("jax")
 

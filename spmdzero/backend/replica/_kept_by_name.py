@@ -220,7 +220,7 @@ class AttentionWatch(TorchFunctionMode):
     """Hands the outputs of torch's attention to a keeper, unless a kernel has done so.
 
     Attributes:
-        given: query, key and value of the call that runs, without graphs.
+        given: query, key and value of the call that runs.
     """
 
     def __init__(self, keeper: KeepsAttention) -> None:
@@ -234,7 +234,7 @@ class AttentionWatch(TorchFunctionMode):
         if func is not _ATTENTION or not _keepers.is_innermost(self._keeper):
             return func(*args, **(kwargs or {}))
         tensors = (*args, *(kwargs or {}).values())
-        self.given = tuple(t.detach() for t in tensors if isinstance(t, torch.Tensor))[:3]
+        self.given = tuple(t for t in tensors if isinstance(t, torch.Tensor))[:3]
         before = self._keeper.kernels
         try:
             made = func(*args, **(kwargs or {}))

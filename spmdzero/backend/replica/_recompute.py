@@ -60,22 +60,23 @@ class Runs:
 
     Attributes:
         gradient: the tensor to which values of this run are tied; None in the first run.
+        are_first: whether none has ended yet.
     """
 
     def __init__(self) -> None:
         self._values: list[torch.Tensor] = []
         self._left: Iterator[torch.Tensor] | None = None
         self.gradient: torch.Tensor | None = None
-        self._first = True
+        self.are_first = True
 
     def begin(self) -> None:
         """Begins a run; a graph that is kept has one in each backward pass."""
         # The run before may have ended early, once it had computed the missing values.
-        self._left = None if self._first else iter(self._values)
+        self._left = None if self.are_first else iter(self._values)
 
     def end(self) -> None:
         """Ends a run."""
-        self._first, self._left = False, None
+        self.are_first, self._left = False, None
 
     def kept(self, made: torch.Tensor, *, on_host: bool = False) -> torch.Tensor:
         """`made` in the first run; in a later run the result of the first run in its place."""
@@ -243,7 +244,7 @@ def recomputed_but(
     begun, runs = NamedStates.now(), itertools.count()
 
     def again(_: str, tensor: torch.Tensor) -> Any:
-        if on_host and _can_rest(tensor):
+        if on_host and can_rest(tensor):
             gradient = arrived[-1] if arrived else tensor
             return _Tie.apply(_Fetch.apply(tensor, gradient), gradient)
         tied: Any = _Tie.apply(tensor, arrived[-1]) if arrived else tensor
@@ -275,11 +276,12 @@ def recomputed_but(
     return map_tensors(UNTIED(run, kwargs, *args, **options), watch)
 
 
-def _can_rest(tensor: torch.Tensor) -> bool:
+def can_rest(tensor: torch.Tensor) -> bool:
+    """Whether a value is one that rests in the host's memory where `can_rest_on_host`."""
     return arrays.is_mine(tensor) and tensor.is_floating_point() and tensor.numel() > 1
 
 
 def _at_rest(_: str, tensor: torch.Tensor) -> torch.Tensor:
-    if not _can_rest(tensor):
+    if not can_rest(tensor):
         return tensor
     return host_memory().to_host(tensor.detach()).requires_grad_(tensor.requires_grad)

@@ -9,7 +9,7 @@ from unittest import mock
 from torch.utils.checkpoint import CheckpointFunction
 
 from spmdzero.backend.replica._recompute import UNTIED, loop_body, recomputed_but
-from spmdzero.backend.replica._torchs_policy import KeepsByPolicy, policy_of
+from spmdzero.backend.replica._torchs_policy import kept_by_policy
 
 # torch calls its function through this attribute, by whatever name a script has imported it
 # (torch/_compile.py). Where another torch has no such attribute, the tests tell.
@@ -42,16 +42,16 @@ def _recomputed(
     options["use_reentrant"] = use_reentrant
     if kwargs and use_reentrant is not False:
         return UNTIED(function, *args, **options, **kwargs)
-    if use_reentrant is not False or context_fn is None or policy_of(context_fn) is None:
-        return recomputed_but(None, function, args, kwargs, options=options)
-    del options["context_fn"]
-    anchors = loop_body()
-    if anchors is None:
-        keeps = KeepsByPolicy(context_fn)
-        return recomputed_but(keeps, function, args, kwargs, options=options)
-    # A loop computes again what isn't an anchor, so that the function needn't run again.
-    with KeepsByPolicy(context_fn, anchors=anchors):
-        return function(*args, **kwargs)
+    keeps = None
+    if use_reentrant is False and context_fn is not None:
+        keeps = kept_by_policy(context_fn)
+    if keeps is not None:
+        del options["context_fn"]
+        if loop_body() is not None:
+            # A loop computes again what isn't an anchor, so that the function needn't run again.
+            with keeps:
+                return function(*args, **kwargs)
+    return recomputed_but(keeps, function, args, kwargs, options=options)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from spmdzero.backend.replica._anchors import Anchors
 from spmdzero.backend.replica._kept_by_name import AttentionWatch, in_place_of
 from spmdzero.backend.replica._recompute import (
     Runs,
+    can_rest,
     can_rest_on_host,
     loop_body,
     recomputed_but,
@@ -43,14 +44,6 @@ _STAYS, _ON_HOST = (
 _TOLD_OUTPUT = "op_output" in inspect.signature(torchs.SelectiveCheckpointContext).parameters
 
 
-def policy_of(context_fn: Callable[[], Any]) -> Callable[..., Any] | None:
-    """The policy that torch's `create_selective_checkpoint_contexts` was given.
-
-    None of contexts that do something else.
-    """
-    return getattr(context_fn()[0], "policy_fn", None)
-
-
 class KeepsByPolicy(DispatchMode):
     """Keeps the results of operations as a policy of torch's says.
 
@@ -59,26 +52,30 @@ class KeepsByPolicy(DispatchMode):
     alone, as policies count, and later runs do the same.
 
     Args:
-        context_fn: as torch's checkpoint takes it; makes a policy for each run of a loop's body.
+        policy: of torch's `create_selective_checkpoint_contexts`.
+        fresh: makes another with the same policy, begun anew.
         anchors: those of a loop whose body runs; None where the function runs again.
     """
 
-    def __init__(self, context_fn: Callable[[], Any], *, anchors: Anchors | None = None) -> None:
+    def __init__(
+        self,
+        policy: Callable[..., Any],
+        *,
+        fresh: "Callable[[], KeepsByPolicy]",
+        anchors: Anchors | None,
+    ) -> None:
         super().__init__()
-        policy = policy_of(context_fn)
-        assert policy is not None
-        self._context_fn, self._policy, self._anchors = context_fn, policy, anchors
+        self._policy, self._fresh, self._anchors = policy, fresh, anchors
         self.runs = Runs()
         self.kernels = 0
         self._around, self._attention = contextlib.ExitStack(), AttentionWatch(self)
         # Of each operation the answers in the first run; None where nothing is kept.
         self._said: dict[Any, list[bool | None]] = collections.defaultdict(list)
-        self._left: dict[Any, Iterator[bool | None]] | None = None
-        self._first = True
+        self._left: dict[Any, Iterator[bool | None]] = {}
 
     def __enter__(self) -> "KeepsByPolicy":
         self.runs.begin()
-        self._left = None if self._first else {f: iter(said) for f, said in self._said.items()}
+        self._left = {what: iter(said) for what, said in self._said.items()}
         _keepers.enter(self)
         self._around.enter_context(self._attention)
         return super().__enter__()
@@ -88,16 +85,15 @@ class KeepsByPolicy(DispatchMode):
         self._around.close()
         _keepers.leave()
         self.runs.end()
-        self._first = False
 
     def in_body(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Runs a block as the body of a loop, which keeps as the policy says."""
-        with KeepsByPolicy(self._context_fn, anchors=loop_body()):
+        with self._fresh():
             return call(*args, **kwargs)
 
     def again(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Runs a function, and again in the backward pass, by the same policy."""
-        return recomputed_but(KeepsByPolicy(self._context_fn), function, args, kwargs)
+        return recomputed_but(self._fresh(), function, args, kwargs)
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operation, whose results are kept if the policy says so."""
@@ -133,7 +129,7 @@ class KeepsByPolicy(DispatchMode):
 
     def _where(self, what: Any, ask: Callable[[], bool | None]) -> bool | None:
         """Whether a result rests in the host's memory, None if nowhere; as in the first run."""
-        if self._left is None:
+        if self.runs.are_first:
             self._said[what].append(ask())
             return self._said[what][-1]
         return next(self._left.get(what, iter(())), None)
@@ -149,8 +145,25 @@ class KeepsByPolicy(DispatchMode):
     def _kept(self, made: torch.Tensor, on_host: bool) -> torch.Tensor:
         if not arrays.is_mine(made):
             return made
-        on_host = on_host and made.is_floating_point() and made.numel() > 1 and can_rest_on_host()
+        on_host = on_host and can_rest(made) and can_rest_on_host()
         keep = self.runs.kept if self._anchors is None else self._anchors.kept
         # What keeps a value is no operation of the function's.
         with _keepers.set_aside():
             return keep(made, on_host=on_host)
+
+
+def kept_by_policy(context_fn: Callable[[], Any]) -> KeepsByPolicy | None:
+    """The keeper of a `context_fn` of torch's checkpoint, with the anchors of the loop that runs.
+
+    None where its contexts are not those of torch's `create_selective_checkpoint_contexts`.
+    """
+    policy = getattr(context_fn()[0], "policy_fn", None)
+    if policy is None:
+        return None
+
+    def fresh() -> KeepsByPolicy:
+        again = kept_by_policy(context_fn)
+        assert again is not None
+        return again
+
+    return KeepsByPolicy(policy, fresh=fresh, anchors=loop_body())

@@ -1,7 +1,6 @@
 """What is compiled: models, chips, and who writes the step."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -174,6 +173,7 @@ _MAXTEXT = {
     "attention": "splash", "loss": "chunked", "region": True, "scan": True, "zero": 3,
     "recompute": "all",
 }  # fmt: skip
+_AS_THE_RECORD = {"keep": ["context", "q_proj", "k_proj", "v_proj"]}
 ROWS: Mapping[str, Row] = {
     "ours": _ours("spmdzero"),
     "ours-wire": _ours("its wire hidden, `xla_flags`", spmd={"xla_flags": "v5e"}),
@@ -188,14 +188,14 @@ ROWS: Mapping[str, Row] = {
         "with its blocks in a loop, attention's output and what it takes kept",
         spmd={
             "scan": "on",
-            "recompute": {"keep": ["context", "q_proj", "k_proj", "v_proj"]},
+            "recompute": _AS_THE_RECORD,
         },
     ),
     "ours-kept-flags": _ours(
         "the same, `xla_flags`",
         spmd={
             "scan": "on", "xla_flags": "tpu7x",
-            "recompute": {"keep": ["context", "q_proj", "k_proj", "v_proj"]},
+            "recompute": _AS_THE_RECORD,
         },
     ),
     "ours-nothing": _ours("with nothing computed again", spmd={"recompute": "nothing"}),
@@ -260,9 +260,3 @@ def rows_of(case: str) -> dict[str, Row]:
     """The rows of a table, by name."""
     rows = {name: ROWS[name] for name in TABLES[case][1]}
     return rows | (CALIBRATION if case == CALIBRATED else {})
-
-
-def devices_of(topology: str) -> int:
-    """Devices of a topology such as ``v5p:2x2x2``; a chip of tpu7x is two."""
-    chip, _, sizes = topology.partition(":")
-    return math.prod(map(int, sizes.split("x"))) * (2 if chip == "tpu7x" else 1)

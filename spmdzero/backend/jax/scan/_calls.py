@@ -189,7 +189,7 @@ class _Calls:
 
 
 def _alone(keeper: KeepsByPolicy | None) -> Callable[..., Any]:
-    """How a block runs that is called now, if it becomes no part of a loop."""
+    """Runs a block that is called now, if it becomes no part of a loop."""
     if keeper is not None:
         return keeper.again
     return recomputed if is_hooked() else _call
