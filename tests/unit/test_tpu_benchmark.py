@@ -38,8 +38,11 @@ def test_the_models_have_the_size_of_their_names() -> None:
         "llama-2k": 1235.8,
         "llama-8b": 8030.3,
         "llama-70b": 70553.7,
+        "llama-405b": 405853.4,
+        "mistral-7b": 7241.7,
         # The whole has 30,532.1 in 48 layers.
         "qwen3-moe": (30532.1 - 2 * 151.936 * 2.048) * 12 / 48 + 2 * 151.936 * 2.048,
+        "qwen3-235b": 235093.6,
         "bert": 109.5,
         "vit": 86.6,
         "resnet": 25.6,

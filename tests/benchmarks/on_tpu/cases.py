@@ -85,9 +85,22 @@ CASES: Mapping[str, Case] = {
         model="llama", rows=2, length=8192, layers=80, width=8192, heads=64, kv_heads=8,
         inner=28672, vocabulary=128256, recompute=True, untied=True, stage=3,
     ),
+    "llama-405b": Case(
+        model="llama", rows=3, length=8192, layers=126, width=16384, heads=128, kv_heads=8,
+        inner=53248, vocabulary=128256, recompute=True, untied=True, stage=3,
+    ),
+    "mistral-7b": Case(
+        model="llama", rows=6, length=8192, layers=32, width=4096, heads=32, kv_heads=8,
+        inner=14336, vocabulary=32000, recompute=True, untied=True, stage=3,
+    ),
     "qwen3-moe": Case(
         model="moe", rows=2, length=4096, layers=12, width=2048, heads=32, kv_heads=4,
         head_size=128, inner=768, experts=128, active=8, vocabulary=151936, recompute=True,
+        untied=True, stage=3,
+    ),
+    "qwen3-235b": Case(
+        model="moe", rows=16, length=4096, layers=94, width=4096, heads=64, kv_heads=4,
+        head_size=128, inner=1536, experts=128, active=8, vocabulary=151936, recompute=True,
         untied=True, stage=3,
     ),
     "bert": Case(
@@ -100,6 +113,10 @@ CASES: Mapping[str, Case] = {
     ),
     "resnet": Case(model="resnet", rows=64, length=224, layers=0, width=64, vocabulary=1000),
 }  # fmt: skip
+_TINY_MIXTURE = Case(
+    model="moe", rows=1, length=256, layers=2, width=128, heads=2, kv_heads=1, head_size=128,
+    inner=128, experts=4, active=2, vocabulary=1024, recompute=True, untied=True, stage=3,
+)  # fmt: skip
 TINY: Mapping[str, Case] = {
     "gpt2": Case(
         model="gpt", rows=1, length=256, layers=2, width=256, heads=4, kv_heads=4, inner=1024,
@@ -117,10 +134,16 @@ TINY: Mapping[str, Case] = {
         model="llama", rows=1, length=512, layers=4, width=256, heads=4, kv_heads=2, inner=512,
         vocabulary=1024, recompute=True, untied=True, stage=3,
     ),
-    "qwen3-moe": Case(
-        model="moe", rows=1, length=256, layers=2, width=128, heads=2, kv_heads=1, head_size=128,
-        inner=128, experts=4, active=2, vocabulary=1024, recompute=True, untied=True, stage=3,
+    "llama-405b": Case(
+        model="llama", rows=1, length=512, layers=4, width=256, heads=4, kv_heads=2, inner=512,
+        vocabulary=1024, recompute=True, untied=True, stage=3,
     ),
+    "mistral-7b": Case(
+        model="llama", rows=2, length=512, layers=2, width=256, heads=4, kv_heads=2, inner=512,
+        vocabulary=1024, recompute=True, untied=True, stage=3,
+    ),
+    "qwen3-moe": _TINY_MIXTURE,
+    "qwen3-235b": _TINY_MIXTURE,
     "bert": Case(
         model="bert", rows=2, length=256, layers=2, width=256, heads=4, kv_heads=4, inner=1024,
         vocabulary=1024,
@@ -136,7 +159,10 @@ TITLES = {
     "gpt2": "GPT-2, 124 M parameters",
     "llama-2k": "Llama 3.2's 1 B, 4 rows of 2,048 tokens a chip",
     "llama-8b": "Llama 3.1 8B, 3 rows of 8,192 tokens a chip",
-    "llama-70b": "Llama 3.1 70B, 2 rows of 8,192 tokens a device, 64 chips of two devices each",
+    "llama-70b": "Llama 3.1 70B, 2 rows of 8,192 tokens a device, 64 dual chips",
+    "llama-405b": "Llama 3.1 405B, 3 rows of 8,192 tokens a device, 256 dual chips",
+    "mistral-7b": "Mistral 7B, 6 rows of 8,192 tokens a chip",
+    "qwen3-235b": "Qwen3-235B-A22B, 16 rows of 4,096 tokens a device, 256 dual chips",
     "qwen3-moe": "Qwen3-MoE of 30 B cut to 12 of its 48 layers, 2 rows of 4,096 tokens a chip",
     "bert": "BERT-base",
     "vit": "ViT-B/16",
@@ -186,16 +212,29 @@ ROWS: Mapping[str, Row] = {
     ),
     "ours-kept": _ours(
         "with its blocks in a loop, attention's output and what it takes kept",
-        spmd={
-            "scan": "on",
-            "recompute": _AS_THE_RECORD,
-        },
+        spmd={"scan": "on", "recompute": _AS_THE_RECORD},
     ),
     "ours-kept-flags": _ours(
         "the same, `xla_flags`",
+        spmd={"scan": "on", "xla_flags": "tpu7x", "recompute": _AS_THE_RECORD},
+    ),
+    "ours-kept-moments": _ours(
+        "the same, Adam's first moment in bf16",
         spmd={
-            "scan": "on", "xla_flags": "tpu7x",
+            "scan": "on", "xla_flags": "tpu7x", "moments": {"exp_avg": "bfloat16"},
             "recompute": _AS_THE_RECORD,
+        },
+    ),
+    "ours-hosted": _ours(
+        "with its blocks in a loop, their inputs and attention's output kept on the host",
+        spmd={"scan": "on", "recompute": {"offload": ["input", "context"]}},
+    ),
+    "ours-405b": _ours(
+        "in a loop, keys and values kept, blocks' inputs and MLPs' outputs on the host, Adam's "
+        "first moment in bf16, `xla_flags`",
+        spmd={
+            "scan": "on", "xla_flags": "tpu7x", "moments": {"exp_avg": "bfloat16"},
+            "recompute": {"keep": ["k_proj", "v_proj"], "offload": ["input", "mlp"]},
         },
     ),
     "ours-nothing": _ours("with nothing computed again", spmd={"recompute": "nothing"}),
@@ -216,8 +255,11 @@ TABLES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     )),
     "llama-2k": ("v6e:2x4", ("ours-nothing",)),
     "llama-8b": ("v6e:2x4", ("ours-scan", "ours-context", "jax-scan", "jax-qkv")),
-    "llama-70b": ("tpu7x:4x4x4", ("ours-kept", "ours-kept-flags")),
+    "llama-70b": ("tpu7x:4x4x4", ("ours-kept", "ours-kept-flags", "ours-kept-moments")),
+    "llama-405b": ("tpu7x:4x8x8", ("ours-405b",)),
+    "mistral-7b": ("v6e:2x4", ("ours-context", "ours-hosted", "jax-qkv")),
     "qwen3-moe": ("v6e:2x4", ("ours-scan", "jax-scan")),
+    "qwen3-235b": ("tpu7x:4x8x8", ("ours-scan", "jax-scan")),
     "bert": ("v5e:2x4", ("ours", "jax-splash")),
     "vit": ("v5e:2x4", ("ours", "jax-plain")),
     "resnet": ("v5e:2x4", ("ours", "jax-plain")),
