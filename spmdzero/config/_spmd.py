@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, field_validator, model_validator
 
 from spmdzero.config._errors import RefusedValueError
+from spmdzero.config._products import ProductsConfig
 from spmdzero.config._tensor_parallel import PartitionType
 from spmdzero.config._types import Count, Natural, Section, canonical_dtype
 
@@ -43,6 +44,7 @@ _NEEDS_THE_REGION: dict[str, tuple[tuple[object, ...], str]] = {
     "scan": (("off", "auto"), "equal blocks become a loop in the replica region"),
     "fused_loss": ((False,), "chunks are rows of one device in the replica region"),
     "recompute": (("nothing",), "blocks run again in the replica region"),
+    "products": ((None,), "each replica multiplies its own rows in 8 bits, in the replica region"),
 }
 
 
@@ -80,6 +82,7 @@ class SpmdConfig(Section):
             and of what keeps attention's output and linear layers', with which the compiled step
             fits the device's memory, {"fit": "12GB"} this budget of bytes of a device; on the JAX
             backend.
+        products: {"dtype": "fp8"} or "int8" has linear layers multiply in 8 bits; see its keys.
         moments: the dtype in which an optimizer's state rests, by its name such as "exp_avg":
             "float32" or "bfloat16"; updates are computed in fp32. A name that is missing rests in
             fp32, or as ``bf16_optimizer_states`` says. bf16 keeps 8 bits, and a change by less than
@@ -114,6 +117,7 @@ class SpmdConfig(Section):
     attention: Literal["auto", "kernel", "plain"] = "auto"
     fused_loss: bool = False
     recompute: RecomputePolicy | Literal["fit"] | dict[str, Any] = "nothing"
+    products: ProductsConfig | None = None
     moments: dict[str, Literal["fp32", "bf16"]] = Field(default_factory=dict)
     min_shard_elements: Natural = 2048
     xla_flags: Literal["auto", "none", "v5e", "v5p", "v6e", "tpu7x"] = "none"

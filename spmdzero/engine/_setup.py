@@ -21,6 +21,7 @@ from spmdzero.backend import (
     runtime,
 )
 from spmdzero.backend.hosts import processes
+from spmdzero.backend.protocols._region import LowPrecision
 from spmdzero.config import (
     FP16_WITHOUT_ZERO,
     BatchSizes,
@@ -33,6 +34,7 @@ from spmdzero.engine._clients_optimizer import take_over
 from spmdzero.engine._elastic import tell_sizes
 from spmdzero.engine._fp32_buffers import keep_in_fp32
 from spmdzero.engine._groups import Groups, Members, find_groups
+from spmdzero.engine._low_precision import require_low_precision
 from spmdzero.engine._plan_of import mesh_of, offloaded
 from spmdzero.engine._schedule import make_schedule
 from spmdzero.engine._start_line import say_lost_squares, say_offload
@@ -202,6 +204,7 @@ def _refuse_what_is_lacking(settings: SpmdZeroConfig) -> None:
             reason=f"the backend {backend.name} computes attention as plain products",
             fix='Write "plain", or "spmd": {"backend": "jax"}, which has kernels.',
         )
+    require_low_precision(settings)
     if settings.spmd.scan != "off" and not backend.loops:
         raise SpmdZeroConfigError(
             key="spmd.scan",
@@ -385,6 +388,9 @@ def _forward(
     where["recompute"] = recompute
     if settings.spmd.scan != "off":
         where["scan"] = settings.spmd.scan
+    if (products := settings.spmd.products) is not None:
+        skip = None if products.skip is None else tuple(products.skip)
+        where["products"] = LowPrecision(dtype=products.dtype, recipe=products.scaled_by, skip=skip)
     resting = {name: plan.at_rest(f"parameter/{name}") for name in plan.names}
     if shards := {name: layout for name, layout in resting.items() if layout.is_sharded}:
         where |= {"layouts": shards, "parts": lambda: gradients.path}

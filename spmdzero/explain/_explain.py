@@ -20,6 +20,7 @@ from spmdzero.backend import current, map_tensors, on_torus, runtime, tracing_on
 from spmdzero.backend.replica._candidates import candidates
 from spmdzero.config import SpmdZeroConfig
 from spmdzero.engine import Engine, initialize
+from spmdzero.engine._low_precision import require_gain
 from spmdzero.errors import SpmdZeroUsageError
 from spmdzero.explain import _calibration, _passes
 from spmdzero.explain._aot import require_tpu_compiler
@@ -91,6 +92,7 @@ def explain(
     batch = with_values(batch)
     settings, notes = settings_of(config, batch)
     topologies = _topologies(tpu, host_rate)
+    require_gain(settings, [topology.chip.name for topology in topologies])
     check_runs_here(model, named=bool(topologies))
     settings, picked = with_policy(settings, model, batch, topologies)
     if topologies and settings.spmd.scan == "off" and _passes.is_first():

@@ -20,8 +20,13 @@ from spmdzero.backend.jax.lazy._pending_block import made_real
 from spmdzero.backend.jax.lazy._quirks import JaxQuirks
 from spmdzero.backend.jax.lazy._tensor import DEVICE, LazyTensor
 from spmdzero.backend.jax.scan import Scan, equal_blocks_as_loops
-from spmdzero.backend.protocols._region import AttentionCall, AttentionChoice, Recompute
-from spmdzero.backend.replica import RecomputedBlocks, kept_on_host
+from spmdzero.backend.protocols._region import (
+    AttentionCall,
+    AttentionChoice,
+    LowPrecision,
+    Recompute,
+)
+from spmdzero.backend.replica import RecomputedBlocks, ScaledProducts, kept_on_host
 from spmdzero.backend.replica._around import Provided
 
 
@@ -35,6 +40,7 @@ class JaxAround:
         scan: whether equal blocks of the module become a loop, see `equal_blocks_as_loops`.
         recompute: which blocks run again in backward, and their policy, see `RecomputedBlocks`.
         keep_on_host: whether what runs again keeps its inputs in the host's memory until backward.
+        products: the linear layers' products in 8 bits, None for none.
         mark: annotates a buffer that a global forward wrote as replicated; None where buffers enter
             and leave a region.
         rows: moves rows that devices share around attention; None where none are.
@@ -54,6 +60,7 @@ class JaxAround:
         scan: Scan = "off",
         recompute: Recompute = "nothing",
         keep_on_host: bool = False,
+        products: LowPrecision | None = None,
         mark: Callable[[torch.Tensor], object] | None = None,
         rows: SharedRows | None = None,
     ) -> None:
@@ -61,6 +68,7 @@ class JaxAround:
         self._module, self._autocast, self._scan = module, autocast, scan
         self.recomputed, self._mark = RecomputedBlocks(module, recompute), mark
         self._keep_on_host, self._rows = keep_on_host, rows
+        self._products = ScaledProducts(module, products)
         self._attention: AttentionChoice = attention
         self.attention: tuple[AttentionCall, ...] = ()
 
@@ -72,6 +80,7 @@ class JaxAround:
             self._in_parts(),
             self._kernels() as kernels,
             _autocast(self._autocast),
+            self._products(),
             # Inside the loops, because recomputation concerns a part of a loop's body.
             self.recomputed(),
             kept_on_host(self._keep_on_host),
@@ -106,7 +115,7 @@ class JaxAround:
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
         """Context around the backward of a forward in the region."""
-        with _inside(), self._in_parts(), self._kernels():
+        with _inside(), self._in_parts(), self._kernels(), self._products():
             yield
 
     def _in_parts(self) -> contextlib.AbstractContextManager[None]:

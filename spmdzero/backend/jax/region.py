@@ -23,6 +23,7 @@ from spmdzero.backend.jax.scan import Scan
 from spmdzero.backend.protocols._region import (
     AttentionChoice,
     GradientSink,
+    LowPrecision,
     PartsOfGradients,
     Recompute,
     RegionRules,
@@ -45,15 +46,17 @@ def replica_region(
     scan: Scan = "off",
     recompute: Recompute = "nothing",
     keep_on_host: bool = False,
+    products: LowPrecision | None = None,
     wrote: Wrote = ignore_writes,
     layouts: Mapping[str, Layout] | None = None,
     parts: Callable[[], PartsOfGradients] | None = None,
 ) -> ReplicaRegion:
-    """A `ReplicaRegion`; autocast to keep_on_host as in `JaxAround`."""
+    """A `ReplicaRegion`; autocast to products as in `JaxAround`."""
     watch_reads(mesh)
     around = JaxAround(
         module, autocast=autocast, attention=attention, scan=scan, recompute=recompute,
-        keep_on_host=keep_on_host, rows=SharedRows(mesh) if mesh.spec.sequence > 1 else None,
+        keep_on_host=keep_on_host, products=products,
+        rows=SharedRows(mesh) if mesh.spec.sequence > 1 else None,
     )  # fmt: skip
     gathered = None
     shards = {name: layout for name, layout in (layouts or {}).items() if layout.over_fsdp}

@@ -55,6 +55,7 @@ class Backend:
             can't.
         shared_replicas: whether devices can share the work of a replica, along an axis.
         loops: whether a program can run equal blocks of a model as one loop.
+        low_precision: whether linear layers can multiply in 8 bits.
         attention_kernels: whether a program can compute attention by a kernel.
         views_in_inference_mode: whether a tensor made outside of `torch.inference_mode` can be
             viewed in it, as a linear layer does with its weight.
@@ -84,6 +85,7 @@ class Backend:
     lowering: Lowering | None = None
     shared_replicas: bool = True
     loops: bool = True
+    low_precision: bool = True
     attention_kernels: bool = True
     views_in_inference_mode: bool = True
     world_of_devices: bool = True

@@ -30,6 +30,22 @@ def is_policy(recompute: Recompute) -> TypeIs[Policy]:
     )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LowPrecision:
+    """Products of linear layers in 8 bits.
+
+    Attributes:
+        dtype: of the operands: fp8 is e4m3, and e5m2 for gradients where the recipe is by tensors.
+        recipe: what has a scale of its own: each tensor, or each row of what is multiplied.
+        skip: names of modules whose layers keep their dtype, with * for anything but a dot; None
+            for what a model says in the end, and what chooses experts.
+    """
+
+    dtype: Literal["fp8", "int8"]
+    recipe: Literal["tensorwise", "rowwise"]
+    skip: tuple[str, ...] | None = None
+
+
 class GradientSink(Protocol):
     """Takes the gradients that a backward finds; several of one parameter are summed."""
 

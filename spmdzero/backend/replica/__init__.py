@@ -32,6 +32,7 @@ from spmdzero.backend.replica._recompute import kept_on_host, recomputed, recomp
 from spmdzero.backend.replica._recomputed_blocks import RecomputedBlocks
 from spmdzero.backend.replica._reduction import GradientReduction
 from spmdzero.backend.replica._region import ReplicaRegion
+from spmdzero.backend.replica._scaled_products import ScaledProducts
 from spmdzero.backend.replica._shapes_of_data import Indexing, made_static
 from spmdzero.backend.replica._shapes_of_data import gives_one as gives_shape_of_data
 
@@ -53,6 +54,7 @@ __all__ = [
     "RecomputedBlocks",
     "ReplicaRandom",
     "ReplicaRegion",
+    "ScaledProducts",
     "common_value",
     "current_reader",
     "gives_shape_of_data",

@@ -9,11 +9,7 @@ from torch._C import _autograd as _C
 
 from spmdzero._dispatch_mode import DispatchMode
 from spmdzero.backend.replica import _keepers
-from spmdzero.backend.replica._products import PRODUCTS
-
-# All other operations are cheap beside these: elementwise, or a sum over a row. XLA would compute
-# them again in a fusion of the backward anyway, unless memory is plenty.
-ANCHORS = PRODUCTS
+from spmdzero.backend.replica._products import ANCHORS
 
 
 class Anchors(DispatchMode):

@@ -4,12 +4,14 @@ import collections
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
 
 from spmdzero.backend._current import arrays, programs
 from spmdzero.backend.forms._order import after
+from spmdzero.backend.forms._quantized import ABSMAX, QUANTIZED
 from spmdzero.backend.forms._tree import found, mapped
 from spmdzero.backend.protocols._mesh import Mesh
 from spmdzero.backend.protocols._region import GradientSink, PartsOfGradients
@@ -17,6 +19,8 @@ from spmdzero.backend.replica._border import enter_part
 from spmdzero.plan import Layout
 
 _CAST = torch.ops.aten._to_copy.default
+# What of a whole parameter follows from its shards, which have fewer bytes to gather, or none.
+_OF_SHARDS = {_CAST, QUANTIZED, ABSMAX}
 # Number of gathered parameters that wait for another use. Neighbouring operations often share a
 # parameter, as a loss and its gradient do; a longer wait costs memory.
 _LIVE = 3
@@ -111,7 +115,7 @@ class GatheredAtUse:
     never done.
 
     A cast of a stand-in is a stand-in too. The narrower numbers cross the wire: a cast to them is
-    one of the shard, and a cast to wider ones comes after the gather.
+    one of the shard, with a scale too, and a cast to wider ones comes after the gather.
 
     Args:
         mesh: the devices.
@@ -220,18 +224,37 @@ class GatheredAtUse:
             made = func(*args, **kwargs)
             self._gathering.note_view(func, args, kwargs, made)
             return made
-        casts = func is _CAST and self._gathering.is_whole(args[0])
-        if casts and (shard := self.shard_of(args[0])) is not None:
+        if func in _OF_SHARDS and (shard := self._whole(args[0])) is not None:
             # What an earlier cast has lost stays lost: integers have no fraction.
-            cast = func(_cast(shard.local, shard.widened), *args[1:], **kwargs)
+            own = _cast(shard.local, shard.widened)
+            if func is ABSMAX:
+                return self._largest(shard, own) if not args[1] else self._computed(func, args)
+            if func is QUANTIZED and args[1].dim():
+                return self._computed(func, args)
+            cast = func(own, *args[1:], **kwargs)
             if cast.element_size() > shard.local.element_size():
                 widened = (*shard.widened, cast.dtype)
                 return self.stand_in(dataclasses.replace(shard, widened=widened))
             return self.stand_in(dataclasses.replace(shard, local=cast, widened=()))
-        args, kwargs = mapped((args, kwargs), torch.Tensor, self._operand)
+        return self._computed(func, args, kwargs)
+
+    def _computed(
+        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] = MappingProxyType({})
+    ) -> Any:
+        args, kwargs = mapped((args, dict(kwargs)), torch.Tensor, self._operand)
         made = func(*args, **kwargs)
         self._note(made)
         return made
+
+    def _whole(self, tensor: Any) -> Shard | None:
+        """The shard of a stand-in that is no view; None for other tensors."""
+        return self.shard_of(tensor) if self._gathering.is_whole(tensor) else None
+
+    def _largest(self, shard: Shard, own: torch.Tensor) -> torch.Tensor:
+        """The largest size in a whole parameter, of those in its shards."""
+        with programs.scope(f"zero.parameter/{shard.shown}"):
+            mine = ABSMAX(own, []).reshape(1)
+            return self._gathering.all_gather(mine, axis="fsdp", dim=0).amax()
 
     def shard_of(self, tensor: Any) -> Shard | None:
         """Returns what `tensor` stands for, or views; None for no stand-in, or a written one."""

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from spmdzero.backend.forms._quantized import SCALED_PRODUCT
+
 _aten = torch.ops.aten
 PRODUCTS = {
     _aten.mm.default,
@@ -17,6 +19,9 @@ PRODUCTS = {
     _aten.convolution.default,
     _aten.convolution_overrideable.default,
 }
+ANCHORS = PRODUCTS | {SCALED_PRODUCT}
+"""All other operations are cheap beside these: elementwise, or a sum over a row. XLA would compute
+them again in a fusion of the backward anyway, unless memory is plenty."""
 
 
 def mixed_dtypes(func: Any, args: Iterable[Any]) -> str | None:

@@ -18,7 +18,7 @@ from spmdzero.backend.forms._said import as_said_of
 from spmdzero.backend.forms._tree import map_tensors
 from spmdzero.backend.replica import _keepers
 from spmdzero.backend.replica._anchors import Anchors
-from spmdzero.backend.replica._products import PRODUCTS
+from spmdzero.backend.replica._products import ANCHORS
 from spmdzero.backend.replica._readers import in_region
 from spmdzero.errors import ReplicaRegionError
 
@@ -136,7 +136,7 @@ class KeepsProducts(DispatchMode):
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operation; the result of a product is kept."""
         made = func(*args, **kwargs)
-        return self.runs.kept(made) if func in PRODUCTS and _keepers.is_innermost(self) else made
+        return self.runs.kept(made) if func in ANCHORS and _keepers.is_innermost(self) else made
 
     def of_kernel(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors that replace the results of a kernel, which are kept."""

@@ -38,6 +38,7 @@ TORCH_XLA = Backend(
     recomputed_from_host=recomputed_from_host,
     shared_replicas=False,
     loops=False,
+    low_precision=False,
     attention_kernels=False,
     views_in_inference_mode=False,
     # With the mode that follows ranks, torch_xla traces another graph at each step.

@@ -30,7 +30,7 @@ def lowers(*names: str) -> Callable[[F], F]:
     def enter(function: F) -> F:
         for name in names:
             # torch's decompositions end in a few ops of prims.
-            full = name if name.startswith("prims.") else f"aten.{name}"
+            full = name if name.startswith(("prims.", "spmdzero.")) else f"aten.{name}"
             key = full if full.count(".") == 2 else f"{full}.default"
             if key in _TABLE:
                 raise ValueError(f"{key} is lowered twice")

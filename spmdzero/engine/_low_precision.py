@@ -1,0 +1,50 @@
+"""Refuses products of 8 bits where nothing is won by them."""
+
+from collections.abc import Iterable
+
+from spmdzero.backend import current, runtime
+from spmdzero.backend.chips._chips import tpu_generation
+from spmdzero.backend.chips._low_precision import slower_on
+from spmdzero.config import SpmdZeroConfig
+from spmdzero.errors import SpmdZeroConfigError
+
+_KEY = "spmd.products"
+
+
+def require_low_precision(settings: SpmdZeroConfig) -> None:
+    """Checks the key against the backend, and the chips that this process has.
+
+    Raises:
+        SpmdZeroConfigError: the backend has no such products, or they are slower on these chips.
+    """
+    products, backend = settings.spmd.products, current()
+    if products is None:
+        return
+    if not backend.low_precision:
+        raise SpmdZeroConfigError(
+            key=_KEY,
+            value=products.dtype,
+            reason=f"the backend {backend.name} multiplies in the dtype that a tensor has",
+            fix='Leave the key out, or write "spmd": {"backend": "jax"}.',
+        )
+    chip = tpu_generation() if runtime.platform() == "TPU" else None
+    require_gain(settings, [] if chip is None else [chip])
+
+
+def require_gain(settings: SpmdZeroConfig, chips: Iterable[str]) -> None:
+    """Checks the key against chips.
+
+    Raises:
+        SpmdZeroConfigError: such products are slower on one of them.
+    """
+    if settings.spmd.products is None:
+        return
+    dtype = settings.spmd.products.dtype
+    for chip in dict.fromkeys(chips):
+        if slower := slower_on(chip, dtype):
+            raise SpmdZeroConfigError(
+                key=f"{_KEY}.dtype",
+                value=dtype,
+                reason=f"{slower}, by the cycles of a Llama block's products",
+                fix="Leave the key out on this chip, or name the dtype that is quicker there.",
+            )
