@@ -37,6 +37,7 @@ def test_the_models_have_the_size_of_their_names() -> None:
         "gpt2": 124.4 + 38.6,
         "llama-2k": 1235.8,
         "llama-8b": 8030.3,
+        "llama-8b-7x": 8030.3,
         "llama-70b": 70553.7,
         "llama-405b": 405853.4,
         "mistral-7b": 7241.7,

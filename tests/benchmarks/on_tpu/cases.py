@@ -81,6 +81,10 @@ CASES: Mapping[str, Case] = {
         model="llama", rows=3, length=8192, layers=32, width=4096, heads=32, kv_heads=8,
         inner=14336, vocabulary=128256, recompute=True, untied=True, stage=3,
     ),
+    "llama-8b-7x": Case(
+        model="llama", rows=3, length=8192, layers=32, width=4096, heads=32, kv_heads=8,
+        inner=14336, vocabulary=128256, recompute=True, untied=True, stage=3,
+    ),
     "llama-70b": Case(
         model="llama", rows=2, length=8192, layers=80, width=8192, heads=64, kv_heads=8,
         inner=28672, vocabulary=128256, recompute=True, untied=True, stage=3,
@@ -130,6 +134,10 @@ TINY: Mapping[str, Case] = {
         model="llama", rows=1, length=512, layers=2, width=256, heads=4, kv_heads=2, inner=512,
         vocabulary=1024, recompute=True, untied=True, stage=3,
     ),
+    "llama-8b-7x": Case(
+        model="llama", rows=1, length=512, layers=2, width=256, heads=4, kv_heads=2, inner=512,
+        vocabulary=1024, recompute=True, untied=True, stage=3,
+    ),
     "llama-70b": Case(
         model="llama", rows=1, length=512, layers=4, width=256, heads=4, kv_heads=2, inner=512,
         vocabulary=1024, recompute=True, untied=True, stage=3,
@@ -159,6 +167,7 @@ TITLES = {
     "gpt2": "GPT-2, 124 M parameters",
     "llama-2k": "Llama 3.2's 1 B, 4 rows of 2,048 tokens a chip",
     "llama-8b": "Llama 3.1 8B, 3 rows of 8,192 tokens a chip",
+    "llama-8b-7x": "Llama 3.1 8B, 3 rows of 8,192 tokens a device, 8 dual chips",
     "llama-70b": "Llama 3.1 70B, 2 rows of 8,192 tokens a device, 64 dual chips",
     "llama-405b": "Llama 3.1 405B, 3 rows of 8,192 tokens a device, 256 dual chips",
     "mistral-7b": "Mistral 7B, 6 rows of 8,192 tokens a chip",
@@ -225,6 +234,22 @@ ROWS: Mapping[str, Row] = {
             "recompute": _AS_THE_RECORD,
         },
     ),
+    "ours-kept-fp8": _ours(
+        "the same, linear layers in fp8",
+        spmd={
+            "scan": "on", "xla_flags": "tpu7x", "moments": {"exp_avg": "bfloat16"},
+            "recompute": _AS_THE_RECORD, "products": {"dtype": "fp8"},
+        },
+    ),
+    "ours-scan-fp8": _ours(
+        "the same, linear layers in fp8", spmd={"scan": "on", "products": {"dtype": "fp8"}}
+    ),
+    "ours-context-int8": _ours(
+        "the same, linear layers in int8",
+        spmd={
+            "scan": "on", "recompute": {"offload": ["context"]}, "products": {"dtype": "int8"},
+        },
+    ),
     "ours-hosted": _ours(
         "with its blocks in a loop, their inputs and attention's output kept on the host",
         spmd={"scan": "on", "recompute": {"offload": ["input", "context"]}},
@@ -254,8 +279,13 @@ TABLES: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "jax-scan",
     )),
     "llama-2k": ("v6e:2x4", ("ours-nothing",)),
-    "llama-8b": ("v6e:2x4", ("ours-scan", "ours-context", "jax-scan", "jax-qkv")),
-    "llama-70b": ("tpu7x:4x4x4", ("ours-kept", "ours-kept-flags", "ours-kept-moments")),
+    "llama-8b": (
+        "v6e:2x4", ("ours-scan", "ours-context", "ours-context-int8", "jax-scan", "jax-qkv"),
+    ),
+    "llama-8b-7x": ("tpu7x:2x2x2", ("ours-scan", "ours-scan-fp8")),
+    "llama-70b": (
+        "tpu7x:4x4x4", ("ours-kept", "ours-kept-flags", "ours-kept-moments", "ours-kept-fp8"),
+    ),
     "llama-405b": ("tpu7x:4x8x8", ("ours-405b",)),
     "mistral-7b": ("v6e:2x4", ("ours-context", "ours-hosted", "jax-qkv")),
     "qwen3-moe": ("v6e:2x4", ("ours-scan", "jax-scan")),
