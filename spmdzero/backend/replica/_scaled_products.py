@@ -136,7 +136,9 @@ class _OfLayer(TorchFunctionMode):
             return func(*args, **kwargs)
         if given is not weight or not x.is_floating_point():
             return func(*args, **kwargs)
-        return _multiplied(x, cast(torch.Tensor, weight), bias, dim=self._dim, formats=self._formats)
+        return _multiplied(
+            x, cast(torch.Tensor, weight), bias, dim=self._dim, formats=self._formats
+        )
 
 
 def _arguments(names: tuple[str, ...], args: Any, kwargs: Mapping[str, Any]) -> list[Any]:
