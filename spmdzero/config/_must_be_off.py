@@ -128,6 +128,16 @@ _FEATURES: dict[str, OffValue | OffSection] = {
         ),
         reason="spmdzero trains, it has no inference engine",
     ),
+    **{
+        # accelerate writes the first two of them into a DeepSpeed JSON.
+        name: OffSection(
+            off=_ENABLED,
+            idle=_names("opt_level use_te"),
+            reason="its products of fp8 are CUDA's",
+            fix='Write "spmd": {"products": {"dtype": "fp8"}} in its place.',
+        )
+        for name in ("msamp", "ms_amp", "transformer_engine")
+    },
     "weight_quantization": OffSection(
         off={"enabled": False, "quantized_initialization": {}, "post_init_quant": {}},
         idle=_names("num_bits q_type q_groups"),

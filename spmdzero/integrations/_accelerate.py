@@ -5,6 +5,7 @@ turns DeepSpeed off (`accelerate/state.py`, `PartialState`). So each of several 
 itself alone, and read all rows.
 """
 
+import inspect
 import os
 import sys
 from typing import Any, NoReturn
@@ -22,6 +23,8 @@ from spmdzero.integrations._rows_of_devices import shorten_dummies
 
 ASKED = "ACCELERATE_USE_DEEPSPEED"
 _PARALLEL = "tensor_parallel"
+_PRECISION = "ACCELERATE_MIXED_PRECISION"
+_OF_FP8 = ("FP8RecipeKwargs", "AORecipeKwargs", "TERecipeKwargs", "MSAMPRecipeKwargs")
 
 
 def follow_imports() -> None:
@@ -100,6 +103,22 @@ def _name_place() -> None:
 
 
 def _prepare(accelerators: Any) -> None:
+    @in_place_of(accelerators.Accelerator, "__init__")
+    def make(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        given = inspect.signature(original).bind(self, *args, **kwargs).arguments
+        named = given.get("mixed_precision") or os.environ.get(_PRECISION, "no")
+        if str(named).lower() != "fp8" or not _asks_for_deepspeed(given):
+            original(self, *args, **kwargs)
+            return
+        # accelerate would look for a library of CUDA's. The engine's own products are of 8 bits.
+        given["mixed_precision"] = "bf16"
+        handlers = given.get("kwargs_handlers") or []
+        given["kwargs_handlers"] = [h for h in handlers if type(h).__name__ not in _OF_FP8]
+        original(**given)
+        for plugin in _plugins(self.state):
+            spmd = plugin.deepspeed_config.get("spmd") or {}
+            plugin.deepspeed_config["spmd"] = {"products": {"dtype": "fp8"}, **spmd}
+
     @in_place_of(accelerators.Accelerator, "_prepare_deepspeed")
     def _prepare_deepspeed(original: Any, self: Any, *args: Any) -> Any:
         if not hasattr(accelerators, "DummyOptim"):
@@ -107,6 +126,16 @@ def _prepare(accelerators: Any) -> None:
         _name_axis(self.deepspeed_plugin.deepspeed_config)
         shorten_dummies(args)
         return original(self, *args)
+
+
+def _asks_for_deepspeed(given: dict[str, Any]) -> bool:
+    plugins = given.get("deepspeed_plugin"), given.get("deepspeed_plugins")
+    return any(plugins) or os.environ.get(ASKED, "").lower() == "true"
+
+
+def _plugins(state: Any) -> list[Any]:
+    plugins = state.deepspeed_plugins
+    return [*plugins.values()] if isinstance(plugins, dict) else [plugins]
 
 
 def _name_axis(config: dict[str, Any]) -> None:

@@ -139,6 +139,16 @@ def test_what_accelerate_launch_is_told_reaches_the_engine(
     assert_same_numbers(ours, plain["plugin"])
 
 
+@pytest.mark.backends("jax")
+def test_fp8_is_the_engines_own_products():
+    printed = run_python("-m", "tests.integrations.accelerate_fp8", devices=8)
+    seen = json.loads(printed.splitlines()[-1])
+    assert seen["fp8"] == seen["launched"] == pytest.approx(seen["bf16"], rel=5e-3)
+    assert seen["fp8"] != seen["bf16"]
+    # What the JSON says of them stays.
+    assert seen["by rows"] == seen["named"] != seen["fp8"]
+
+
 # To JAX they are hosts that train together: tests/jax_backend/test_clients.py.
 @pytest.mark.backends("torch_xla")
 @pytest.mark.slow
