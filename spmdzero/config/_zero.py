@@ -78,6 +78,9 @@ class ZeroConfig(DeepSpeedSection):
         zero_hpz_partition_size: at stage 3, the number of neighbouring devices that share one copy
             of the parameters, and gather within their group; all devices share the gradients,
             masters and moments. 0, 1, and all devices or more have all share the parameters too.
+        zero_quantized_weights: at stage 3, whether parameters cross in int8, each row of a device's
+            shard with a scale, and are computed with as they come out of it (ZeRO++'s qwZ). No
+            effect below stage 3, as in DeepSpeed; JAX.
     """
 
     stage: Natural = 0
@@ -116,6 +119,7 @@ class ZeroConfig(DeepSpeedSection):
     sub_group_size: Natural = 1_000_000_000
     use_multi_rank_bucket_allreduce: bool = True
     zero_hpz_partition_size: Natural = 1
+    zero_quantized_weights: bool = False
 
     @field_validator("stage")
     @classmethod

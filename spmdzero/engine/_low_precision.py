@@ -1,7 +1,8 @@
-"""Refuses products of 8 bits where nothing is won by them."""
+"""Refuses 8 bits where there are none, or nothing is won by them."""
 
 from collections.abc import Iterable
 
+from spmdzero._logging import log_once
 from spmdzero.backend import current, runtime
 from spmdzero.backend.chips._chips import tpu_generation
 from spmdzero.backend.chips._low_precision import slower_on
@@ -12,12 +13,24 @@ _KEY = "spmd.products"
 
 
 def require_low_precision(settings: SpmdZeroConfig) -> None:
-    """Checks the key against the backend, and the chips that this process has.
+    """Checks the keys against the backend, and the chips that this process has.
 
     Raises:
         SpmdZeroConfigError: the backend has no such products, or they are slower on these chips.
     """
-    products, backend = settings.spmd.products, current()
+    products, backend, zero = settings.spmd.products, current(), settings.zero_optimization
+    if zero.zero_quantized_weights and zero.stage < 3:
+        log_once(
+            "zero_quantized_weights has no effect below stage 3, as in DeepSpeed: parameters are "
+            "whole on each device"
+        )
+    elif zero.zero_quantized_weights and not backend.low_precision:
+        raise SpmdZeroConfigError(
+            key="zero_optimization.zero_quantized_weights",
+            value=True,
+            reason=f"the backend {backend.name} gathers parameters in their own dtype",
+            fix='Leave the key out, or write "spmd": {"backend": "jax"}.',
+        )
     if products is None:
         return
     if not backend.low_precision:

@@ -394,6 +394,8 @@ def _forward(
     resting = {name: plan.at_rest(f"parameter/{name}") for name in plan.names}
     if shards := {name: layout for name, layout in resting.items() if layout.is_sharded}:
         where |= {"layouts": shards, "parts": lambda: gradients.path}
+        if settings.zero_optimization.zero_quantized_weights:
+            where["in_int8"] = True
     return current().region(sink=gradients.add_local, rules=rules, seed=seed, **where)
 
 

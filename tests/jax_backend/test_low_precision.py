@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import spmdzero
@@ -158,6 +159,64 @@ def test_a_tpu_is_handed_products_and_gathers_of_8_bits() -> None:
     assert ("bf16", "bf16") in products
     gathers = re.findall(r'"stablehlo.all_gather"\(.*-> tensor<[\dx]*(\w+)>', text)
     assert gathers.count("f8E4M3FN") == 4
+
+
+def rounded(weight: torch.Tensor) -> torch.Tensor:
+    """A weight as it is by int8 and a scale for each row, with the gradient of itself."""
+    with torch.no_grad():
+        unit = weight.abs().amax(-1, keepdim=True) / 127
+        off = (weight / unit).round() * unit - weight
+    return weight + off
+
+
+class Rounded(Tied):
+    """`Tied` with rounded weights."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        table = rounded(self.embed.weight)
+        hidden = F.embedding(x, table)
+        for block in self.blocks:
+            up, down = block.up, block.down
+            inner = F.gelu(F.linear(block.norm(hidden), rounded(up.weight), up.bias))
+            hidden = hidden + F.linear(inner, rounded(down.weight), down.bias)
+        logits = F.linear(hidden, table)
+        return F.cross_entropy(logits.flatten(0, 1), x.roll(-1, 1).flatten())
+
+
+@pytest.mark.parametrize("scan", ["on", pytest.param("off", marks=slow)])
+def test_weights_that_cross_in_int8_are_computed_with_as_they_come_out(scan: str) -> None:
+    found = []
+    for stage, zero in ((2, {}), (3, {"zero_quantized_weights": True}), (3, {})):
+        torch.manual_seed(0)
+        model = (Rounded if stage == 2 else Tied)(blocks=BLOCKS, width=WIDTH)
+        engine = engines.start(
+            model, zero_optimization={**ALL, "stage": stage, **zero},
+            spmd={"scan": scan if stage == 3 else "off", "min_shard_elements": 2048},
+        )  # fmt: skip
+        found.append([engines.three_calls(engine, batch).item() for batch in batches(4)])
+    emulated, quantized, plain = found
+    # fp32 sums in another order, over four steps of AdamW.
+    assert quantized == pytest.approx(emulated, rel=1e-5)
+    assert quantized != pytest.approx(plain, rel=1e-5)
+
+
+def test_the_wire_has_int8_for_weights_and_their_scales() -> None:
+    engine = engines.start(
+        Tied(blocks=BLOCKS, width=WIDTH), bf16={"enabled": True},
+        zero_optimization={**ALL, "zero_quantized_weights": True}, spmd={"scan": "on"},
+    )  # fmt: skip
+    texts: list[str] = []
+    with engine.observe(lambda graph: texts.append(graph.hlo())):
+        engines.one_call(engine, batches(1, length=4)[0])
+    ledger = CollectiveLedger.from_hlo(*texts)
+    gathers = [c for c in ledger.of_role("parameter") if c.kind == "all-gather"]
+    assert {(c.dtype, c.shape[-1] > 1) for c in gathers} == {("s8", True), ("f32", False)}
+    assert engine.zero_quantized_weights()
+
+
+def test_below_stage_3_there_is_nothing_to_gather_in_int8(caplog: pytest.LogCaptureFixture) -> None:
+    engines.start(Tied(), zero_optimization={"stage": 2, "zero_quantized_weights": True})
+    assert "zero_quantized_weights has no effect below stage 3" in caplog.text
 
 
 def test_a_models_arithmetic_counts_as_before() -> None:

@@ -50,8 +50,9 @@ def replica_region(
     wrote: Wrote = ignore_writes,
     layouts: Mapping[str, Layout] | None = None,
     parts: Callable[[], PartsOfGradients] | None = None,
+    in_int8: bool = False,
 ) -> ReplicaRegion:
-    """A `ReplicaRegion`; autocast to products as in `JaxAround`."""
+    """A `ReplicaRegion`; autocast to products as in `JaxAround`, in_int8 as in `GatheredAtUse`."""
     watch_reads(mesh)
     around = JaxAround(
         module, autocast=autocast, attention=attention, scan=scan, recompute=recompute,
@@ -61,7 +62,9 @@ def replica_region(
     gathered = None
     shards = {name: layout for name, layout in (layouts or {}).items() if layout.over_fsdp}
     if shards and parts:
-        gathered = GatheredAtUse(mesh, shards, JaxGathering(mesh), parts, seed=seed)
+        gathered = GatheredAtUse(
+            mesh, shards, JaxGathering(mesh), parts, seed=seed, in_int8=in_int8
+        )
     return ReplicaRegion(
         mesh=mesh, module=module, sink=sink, rules=rules, around=around, seed=seed, wrote=wrote,
         gathered=gathered, layouts=layouts or {},

@@ -11,7 +11,7 @@ import torch
 
 from spmdzero.backend._current import arrays, programs
 from spmdzero.backend.forms._order import after
-from spmdzero.backend.forms._quantized import ABSMAX, QUANTIZED
+from spmdzero.backend.forms._quantized import ABSMAX, QUANTIZED, absmax, largest, quantized
 from spmdzero.backend.forms._tree import found, mapped
 from spmdzero.backend.protocols._mesh import Mesh
 from spmdzero.backend.protocols._region import GradientSink, PartsOfGradients
@@ -21,6 +21,8 @@ from spmdzero.plan import Layout
 _CAST = torch.ops.aten._to_copy.default
 # What of a whole parameter follows from its shards, which have fewer bytes to gather, or none.
 _OF_SHARDS = {_CAST, QUANTIZED, ABSMAX}
+# A row of zeros is divided by it.
+_LEAST = 1e-30
 # Number of gathered parameters that wait for another use. Neighbouring operations often share a
 # parameter, as a loss and its gradient do; a longer wait costs memory.
 _LIVE = 3
@@ -124,6 +126,7 @@ class GatheredAtUse:
         parts: makes what reduces the parameters' gradients in loops.
         seed: gradients in the region are `seed` times those of the global loss.
         lets_go: whether a gathered parameter is dropped after others, and gathered again.
+        in_int8: whether parameters cross in int8, with a scale for each row of a shard.
     """
 
     def __init__(
@@ -135,9 +138,10 @@ class GatheredAtUse:
         *,
         seed: int,
         lets_go: bool = True,
+        in_int8: bool = False,
     ) -> None:
         self._mesh, self.layouts, self._gathering = mesh, layouts, gathering
-        self._parts, self._seed, self._lets_go = parts, seed, lets_go
+        self._parts, self._seed, self._lets_go, self._in_int8 = parts, seed, lets_go, in_int8
         self._shards: weakref.WeakKeyDictionary[Any, Shard] = weakref.WeakKeyDictionary()
         self._live: collections.OrderedDict[int, tuple[torch.Tensor, torch.Tensor]]
         self._forget()
@@ -145,8 +149,9 @@ class GatheredAtUse:
     def in_body(self) -> "GatheredAtUse":
         """Another one, for a loop's body, which holds what it gathers until its turn ends."""
         return GatheredAtUse(
-            self._mesh, self.layouts, self._gathering, self._parts, seed=self._seed, lets_go=False
-        )
+            self._mesh, self.layouts, self._gathering, self._parts, seed=self._seed,
+            lets_go=False, in_int8=self._in_int8,
+        )  # fmt: skip
 
     def __enter__(self) -> None:
         """Context around a forward, or a backward pass."""
@@ -211,9 +216,35 @@ class GatheredAtUse:
 
     def _gathered(self, shard: Shard, local: torch.Tensor) -> torch.Tensor:
         with programs.scope(f"zero.parameter/{shard.shown}"):
+            if self._in_int8 and local.is_floating_point() and local.element_size() > 1:
+                return self._through_int8(shard, local)
             return self._gathering.all_gather(
                 local, axis="fsdp", dim=shard.dim, tensor_dim=shard.tensor_dim
             )
+
+    def _through_int8(self, shard: Shard, local: torch.Tensor) -> torch.Tensor:
+        """A gathered parameter that crossed in int8, in its own dtype again.
+
+        Symmetric, as DeepSpeed's quantizer, whose groups are of at most 8,000 elements
+        (deepspeed/runtime/zero/partition_parameters.py, CUDAQuantizer).
+        """
+        size = absmax(local, (-1,))
+        few = quantized(local, largest(torch.int8) / size.clamp(min=_LEAST), torch.int8)
+        last = local.dim() - 1
+
+        def gathered(tensor: torch.Tensor, tensor_dim: int | None) -> torch.Tensor:
+            return self._gathering.all_gather(
+                tensor, axis="fsdp", dim=shard.dim, tensor_dim=tensor_dim
+            )
+
+        split = shard.tensor_dim
+        units = gathered(size / largest(torch.int8), None if split == last else split)
+        whole = gathered(few, split).float()
+        if shard.dim == last:
+            # Of a row each device has a part, and its scale.
+            parts = whole.unflatten(last, (units.shape[last], -1))
+            return (parts * units[..., None]).flatten(last).to(local.dtype)
+        return (whole * units).to(local.dtype)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of `func` for operands that are gathered for it."""
