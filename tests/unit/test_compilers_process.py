@@ -1,7 +1,10 @@
-"""libtpu's account of a program's memory: what of it is the device's."""
+"""The process that compiles for a TPU: its account of memory, and its end."""
 
+import subprocess
+import sys
 import types
 
+import psutil
 import pytest
 
 pytest.importorskip("jax")
@@ -46,3 +49,27 @@ def test_states_on_the_host_are_taken_off() -> None:
     assert memory_of(offloaded) == {
         "arguments": 100, "peak": 130, "host_arguments": 60, "host_peak": 60
     }  # fmt: skip
+
+
+CHILD = """
+from spmdzero.explain._aot_child import end_with_parent
+end_with_parent()
+print("there", flush=True)
+__import__("time").sleep(300)
+"""
+PARENT = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {CHILD!r}], stdout=subprocess.PIPE, text=True)
+print(child.pid, child.stdout.readline(), flush=True)
+child.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it is Linux that ends the process")
+def test_a_compiler_ends_with_the_process_that_started_it() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as one:
+        assert one.stdout is not None
+        child = psutil.Process(int(one.stdout.readline().split()[0]))
+        assert child.is_running()
+        one.kill()
+    child.wait(timeout=60)
