@@ -103,7 +103,10 @@ def _order(plan: TrainingPlan) -> tuple[float, float]:
 
 
 def _interruptible(command: list[str], environment: dict[str, str]) -> int:
-    """Runs a worker that answers to Ctrl-C with the best so far; a second one ends it."""
+    """Runs a worker that answers to Ctrl-C with the best so far; a second one ends it.
+
+    SIGTERM ends both, and the worker's compilers.
+    """
     # Its log lines, which show the progress, go to this command's stderr. Ctrl-C is for this
     # process, which hands it over once, to the worker and its compilers.
     worker = subprocess.Popen(
@@ -114,8 +117,14 @@ def _interruptible(command: list[str], environment: dict[str, str]) -> int:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(worker.pid, signal.SIGINT)
 
-    before = signal.signal(signal.SIGINT, hand_over)
+    def end(*_: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(worker.pid, signal.SIGKILL)
+        sys.exit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGINT, hand_over), signal.signal(signal.SIGTERM, end)
     try:
         return worker.wait()
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+            signal.signal(number, handler)

@@ -28,7 +28,10 @@ _ON_GPUS = {
             "Leave it out, with `adapter: lora`: stage 3 divides frozen weights among the devices",
         ),
     ),
-    "fp8": ("torchao computes in it on GPUs", "Take `bf16: true`"),
+    "fp8": (
+        "torchao computes in it on GPUs",
+        'Take `bf16: true`, and "spmd": {"products": {"dtype": "fp8"}} in the DeepSpeed JSON',
+    ),
 }
 _SDPA = "Take `attn_implementation: sdpa`, in which packed texts see themselves alone, too"
 

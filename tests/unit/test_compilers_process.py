@@ -65,6 +65,20 @@ child.wait()
 """
 
 
+def test_a_search_that_is_terminated_takes_its_worker_along() -> None:
+    worker = "import os, time; print(os.getpid(), flush=True); time.sleep(300)"
+    search = (
+        "import os, sys; from spmdzero.cli._plan_job import _interruptible; "
+        f"_interruptible([sys.executable, '-c', {worker!r}], dict(os.environ))"
+    )
+    with subprocess.Popen([sys.executable, "-c", search], stderr=subprocess.PIPE, text=True) as one:
+        assert one.stderr is not None
+        child = psutil.Process(int(one.stderr.readline()))
+        one.terminate()
+        assert one.wait(timeout=60) == 143
+    child.wait(timeout=60)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="it is Linux that ends the process")
 def test_a_compiler_ends_with_the_process_that_started_it() -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as one:
