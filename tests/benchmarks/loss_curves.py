@@ -19,7 +19,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 # Before what a script's own folder would hide.
-sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
+sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "examples"))
+
 import torch
 from harness.workload import GPT, SIZES
 from source_text import SourceText, Windows
