@@ -17,10 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
 # Before what a script's own folder would hide.
-sys.path.insert(0, str(ROOT))
-sys.path.insert(0, str(ROOT / "examples"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 from harness.workload import GPT, SIZES
@@ -28,7 +27,7 @@ from source_text import SourceText, Windows
 
 import spmdzero
 
-PICTURE = ROOT / "docs" / "pictures" / "fewer_bits.png"
+PICTURE = Path(__file__).resolve().parents[2] / "docs" / "pictures" / "fewer_bits.png"
 SIZE = dataclasses.replace(SIZES["gpt-10m"], sequence=64)
 ROWS, LEARNING_RATE = 4, 1e-3
 LAST = 50
