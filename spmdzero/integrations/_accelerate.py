@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from spmdzero._after_import import after_import
+from spmdzero._logging import log_once
 from spmdzero.backend import choose
 from spmdzero.backend.hosts import processes
 from spmdzero.config import backend_of, load_config, with_value
@@ -113,11 +114,20 @@ def _prepare(accelerators: Any) -> None:
         # accelerate would look for a library of CUDA's. The engine's own products are of 8 bits.
         given["mixed_precision"] = "bf16"
         handlers = given.get("kwargs_handlers") or []
-        given["kwargs_handlers"] = [h for h in handlers if type(h).__name__ not in _OF_FP8]
+        recipes = [h for h in handlers if type(h).__name__ in _OF_FP8]
+        if recipes:
+            log_once(
+                f"{type(recipes[0]).__name__} is CUDA's: what it says of fp8 has no effect. "
+                '"spmd": {"products": {"dtype": "fp8", "recipe": ..., "skip": [...]}} in the '
+                "DeepSpeed JSON says it"
+            )
+        given["kwargs_handlers"] = [h for h in handlers if h not in recipes]
         original(**given)
         for plugin in _plugins(self.state):
             spmd = plugin.deepspeed_config.get("spmd") or {}
-            plugin.deepspeed_config["spmd"] = {"products": {"dtype": "fp8"}, **spmd}
+            if spmd.get("products") is None:
+                spmd = {**spmd, "products": {"dtype": "fp8"}}
+            plugin.deepspeed_config["spmd"] = spmd
 
     @in_place_of(accelerators.Accelerator, "_prepare_deepspeed")
     def _prepare_deepspeed(original: Any, self: Any, *args: Any) -> Any:
@@ -129,6 +139,9 @@ def _prepare(accelerators: Any) -> None:
 
 
 def _asks_for_deepspeed(given: dict[str, Any]) -> bool:
+    # With either, accelerate turns DeepSpeed off.
+    if given.get("cpu") or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true"):
+        return False
     plugins = given.get("deepspeed_plugin"), given.get("deepspeed_plugins")
     return any(plugins) or os.environ.get(ASKED, "").lower() == "true"
 

@@ -3,8 +3,8 @@
 python tests/benchmarks/loss_curves.py                  500 steps each: 15 minutes on two cores
 python tests/benchmarks/loss_curves.py --steps 20 --picture /tmp/few.png
 
-Trains on the source of Python's standard library, on two virtual devices. Prints the table of
-docs/eight_bits.md and draws its picture.
+Trains on the source of Python's standard library, on two virtual devices. Prints a table of the
+last losses and draws a picture of all.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from source_text import SourceText, Windows
 
 import spmdzero
 
-PICTURE = Path(__file__).resolve().parents[2] / "docs" / "pictures" / "fewer_bits.png"
+PICTURE = Path(__file__).resolve().parents[2] / "out" / "fewer_bits.png"
 SIZE = dataclasses.replace(SIZES["gpt-10m"], sequence=64)
 ROWS, LEARNING_RATE = 4, 1e-3
 LAST = 50
@@ -104,6 +104,7 @@ def draw(curves: Mapping[str, list[float]], path: Path) -> None:
     axes.set_ylabel("loss")
     axes.legend()
     figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 import spmdzero
 from spmdzero.backend.forms._quantized import ABSMAX, QUANTIZED, SCALED_PRODUCT
@@ -24,6 +25,7 @@ from tests.support import engines
 slow = pytest.mark.slow
 WIDTH, BLOCKS = 128, 4
 FP8, INT8 = {"dtype": "fp8", "skip": ["head"]}, {"dtype": "int8", "skip": ["head"]}
+FP8_ALL = {"dtype": "fp8", "skip": []}
 BY_ROWS = FP8 | {"recipe": "rowwise"}
 
 
@@ -57,8 +59,14 @@ def test_casts_are_torchs_bit_for_bit(dtype: torch.dtype) -> None:
         assert same.all()
 
 
-def test_largest_sizes_and_products_are_torchs() -> None:
+def test_largest_sizes_powers_and_products_are_torchs() -> None:
     torch.manual_seed(0)
+    numbers = torch.cat([2.0 ** torch.arange(-40, 40), torch.rand(20_000) * 1e4])
+    power = torch.ops.spmdzero.power_of_two.default
+    assert torch.equal(of_jax(power, numbers), power(numbers))
+    nothing = torch.zeros(2, 0, 64)
+    assert torch.equal(of_jax(ABSMAX, nothing, []), torch.zeros(()))
+    assert torch.equal(of_jax(ABSMAX, nothing, [0, 1]), torch.zeros(1, 1, 64))
     x = torch.randn(3, 5, 64, dtype=torch.bfloat16)
     for dims in ([], [-1], [0, 1]):
         assert torch.equal(of_jax(ABSMAX, x, dims), ABSMAX(x, dims))
@@ -230,8 +238,28 @@ def test_a_models_arithmetic_counts_as_before() -> None:
     assert counts[0].flops > 0
 
 
+@pytest.mark.parametrize("layer", [nn.Linear, Conv1D])
+def test_devices_that_share_rows_gather_no_activations(layer: type[nn.Module]) -> None:
+    width = 256
+    model = nn.Sequential(*(layer(width, width) for _ in range(2)))
+    engine = engines.start(
+        model,
+        bf16={"enabled": True},
+        spmd={"mesh": {"fsdp": 2, "sequence": 4}, "products": FP8_ALL},
+    )
+    texts: list[str] = []
+    with engine.observe(lambda graph: texts.append(graph.hlo())):
+        loss = engine(torch.randn(2, 64, width).bfloat16()).float().square().mean()
+        engine.backward(loss)
+        engine.step()
+    ledger = CollectiveLedger.from_hlo(*texts)
+    gathers = [c for c in ledger.collectives if c.role == "sequence" and c.kind == "all-gather"]
+    assert gathers == []
+
+
 def test_what_is_not_finite_ends_in_the_loss_and_is_told() -> None:
-    engine = started(FP8, check_finite=True)
+    # int8 has no number that isn't finite.
+    engine = started(INT8, check_finite=True)
     with torch.no_grad():
         engine.module.blocks[1].up.weight[0, 0] = torch.inf
     with pytest.raises(spmdzero.SpmdZeroError, match="nan"):

@@ -5,11 +5,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
-from spmdzero.backend.forms._quantized import absmax, largest, quantized, scaled_product
+from spmdzero.backend.forms._quantized import (
+    absmax,
+    largest,
+    power_of_two,
+    quantized,
+    scaled_product,
+)
 from spmdzero.backend.protocols._region import LowPrecision
 from spmdzero.backend.replica import ScaledProducts
-from spmdzero.errors import SpmdZeroConfigError
+from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from tests.oracle.eight_bits import DATA, RECIPES, layer, results
 
 pytestmark = pytest.mark.backends("any")
@@ -106,7 +113,9 @@ def test_what_is_skipped_or_narrow_multiplies_as_before() -> None:
     assert torch.equal(model.inner["up"](x), F.linear(x, *model.inner["up"].parameters()))
     with pytest.raises(SpmdZeroConfigError, match=r"no module's name is 'inner.op'.*inner.up"):
         products(model, skip=("inner.op",))
-    with pytest.raises(SpmdZeroConfigError, match="no linear layer but 4"):
+    with pytest.raises(
+        SpmdZeroConfigError, match=r"no linear layer but.*4 \(up, gate, lm_head, narrow"
+    ):
         products(model, skip=("inner", "lm_head"))
 
 
@@ -132,10 +141,84 @@ def test_weights_of_transformers_conv1d_are_inputs_first() -> None:
             torch.testing.assert_close(one, other)
 
 
+def test_powers_of_two_are_exact() -> None:
+    x = torch.cat([2.0 ** torch.arange(-40, 40), torch.rand(2000) * 1e4, torch.tensor([0.0])])
+    found = power_of_two(x)
+    mantissa, _ = torch.frexp(found[x > 0])
+    assert (mantissa == 0.5).all()
+    assert ((found <= x) & (x <= 2 * found)).all()
+    assert power_of_two(torch.tensor(torch.nan)).isnan()
+
+
+def test_what_torch_refuses_is_refused_as_before() -> None:
+    linear = nn.Linear(128, 128).bfloat16()
+    with products(linear)():
+        linear(torch.ones(2, 128).bfloat16())
+        with pytest.raises(RuntimeError, match="dtype"):
+            linear(torch.ones(2, 128))
+        with pytest.raises(SpmdZeroUsageError, match=r"spmd\.products.*torch\.func"):
+            torch.func.vmap(linear)(torch.ones(2, 3, 128).bfloat16())
+
+
+def test_no_rows_are_multiplied_too() -> None:
+    linear = nn.Linear(128, 128)
+    for dtype in ("fp8", "int8"):
+        for recipe in RECIPES:
+            x = torch.ones(2, 0, 128, requires_grad=True)
+            with products(linear, dtype=dtype, recipe=recipe)():
+                made = linear(x)
+                made.sum().backward()
+            assert made.shape == (2, 0, 128)
+
+
+class Elsewhere(nn.Module):
+    """Its attention takes the weights of its own layer, and its forward those of `used`."""
+
+    def __init__(self, *, called: bool) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(128, 4)
+        self.used = nn.Linear(128, 128)
+        self.called = nn.Linear(128, 128) if called else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.linear(self.attention(x, x, x)[0], self.used.weight)
+        return x if self.called is None else self.called(x)
+
+
+def test_layers_whose_weights_are_used_elsewhere_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "spmdzero")
+    x, some = torch.randn(3, 2, 128), Elsewhere(called=True)
+    with products(some)():
+        some(x)
+    assert "2 linear layers multiply in fp8" in caplog.text
+    assert "used didn't multiply by their own weights" in caplog.text
+    none, said = Elsewhere(called=False), r"no linear layer has multiplied.*\(used\)"
+    with pytest.raises(SpmdZeroUsageError, match=said), products(none)():
+        none(x)
+    with pytest.raises(SpmdZeroConfigError, match=r"no linear layer but.*parametrized"):
+        products(nn.Sequential(weight_norm(nn.Linear(128, 128))))
+
+
+def test_a_module_of_two_names_is_skipped_by_either() -> None:
+    model = nn.Module()
+    model.heads, model.up = nn.ModuleList([nn.Linear(128, 128)]), nn.Linear(128, 128)
+    model.lm_head = model.heads[0]
+    x = torch.randn(2, 128)
+    before = model.lm_head(x)
+    for policy in ({}, {"skip": ("lm_head",)}, {"skip": ("heads.0",)}):
+        with products(model, **policy)():
+            model.up(x)
+            assert torch.equal(model.lm_head(x), before)
+
+
 def test_a_row_without_dims_and_autocast() -> None:
     linear = nn.Linear(128, 256)
     x = torch.randn(128)
-    with products(linear)():
-        torch.testing.assert_close(linear(x), linear(x[None])[0])
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert linear(x).dtype is torch.bfloat16
+    for dtype in ("fp8", "int8"):
+        linear.zero_grad()
+        with products(linear, dtype=dtype)():
+            torch.testing.assert_close(linear(x), linear(x[None])[0])
+            linear(x).sum().backward()
+        assert linear.weight.grad is not None
+    with products(linear)(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert linear(x).dtype is torch.bfloat16

@@ -11,7 +11,8 @@ GAINS: Mapping[str, Mapping[str, float]] = {
 """Chip -> dtype -> how many times as fast the seven products of a Llama block are, forward and
 backward, with their casts and scales, as in bf16.
 
-By libtpu 0.0.50.1's cycles: a block of Llama 3.1 8B, 16,384 tokens, fp8 tensorwise and int8 rowwise
+By libtpu 0.0.50.1's cycles: a block of Llama 3.1 8B, 16,384 tokens, fp8 tensorwise and int8
+rowwise, which is the slower; on tpu7x int8 is tensorwise
 (`python tests/benchmarks/eight_bits.py`).
 """
 

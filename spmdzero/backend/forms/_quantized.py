@@ -11,6 +11,7 @@ import torch
 
 _library = torch.library.Library("spmdzero", "DEF")
 _library.define("absmax(Tensor x, int[] dims) -> Tensor")
+_library.define("power_of_two(Tensor x) -> Tensor")
 _library.define("quantized(Tensor x, Tensor scale, ScalarType dtype) -> Tensor")
 _library.define(
     "scaled_product(Tensor a, Tensor b, int[] along_a, int[] along_b, Tensor scale_a, "
@@ -34,9 +35,18 @@ def absmax(x: torch.Tensor, dims: Sequence[int] = ()) -> torch.Tensor:
         x: floating.
         dims: over which it is taken, which have length 1 then; empty for all, which leaves no dim.
 
-    Returns NaN where there is one.
+    Returns NaN where there is one, and 0 of no value at all.
     """
     made: torch.Tensor = ABSMAX(x, list(dims))
+    return made
+
+
+def power_of_two(x: torch.Tensor) -> torch.Tensor:
+    """The largest powers of two that are no larger than the positive numbers of x, fp32.
+
+    It is exact, unlike `2 ** log2(x).floor()` on many compilers.
+    """
+    made: torch.Tensor = _ops.power_of_two.default(x)
     return made
 
 
@@ -78,8 +88,16 @@ def scaled_product(
 
 
 def _absmax(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    if x.numel() == 0:
+        return x.sum(dims, keepdim=True).float() if dims else x.new_zeros((), dtype=torch.float32)
     size = x.abs().amax(dims, keepdim=True) if dims else x.abs().amax()
     return size.float()
+
+
+def _power_of_two(x: torch.Tensor) -> torch.Tensor:
+    mantissa, exponent = torch.frexp(x)
+    power = torch.ldexp(torch.ones_like(x), exponent - 1)
+    return torch.where(mantissa.isfinite() & (x > 0), power, x)
 
 
 def _quantized(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -107,6 +125,7 @@ def _scaled_product(
 
 for _name, _function in (
     ("absmax", _absmax),
+    ("power_of_two", _power_of_two),
     ("quantized", _quantized),
     ("scaled_product", _scaled_product),
 ):

@@ -14,17 +14,26 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.nn.parameter import UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
 from spmdzero._logging import log_once
 from spmdzero._names import did_you_mean
-from spmdzero.backend.forms._quantized import absmax, largest, quantized, scaled_product
+from spmdzero._user_line import user_line
+from spmdzero.backend.forms._quantized import (
+    absmax,
+    largest,
+    power_of_two,
+    quantized,
+    scaled_product,
+)
 from spmdzero.backend.forms._work import Product, counted_as
 from spmdzero.backend.protocols._region import LowPrecision
 from spmdzero.backend.replica._class_calls import calls_replaced
-from spmdzero.errors import SpmdZeroConfigError
+from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 
 _KEY = "spmd.products"
+_NEVER_CALLED = "NonDynamicallyQuantizableLinear"
 # A product of a narrower layer, as LoRA's, isn't faster in 8 bits: a TPU's has tiles of 128.
 _NARROW = 128
 # Left out unless told otherwise: what a model says in the end, and what chooses experts.
@@ -77,23 +86,25 @@ class ScaledProducts:
 
     def __init__(self, model: nn.Module, policy: LowPrecision | None) -> None:
         self._dims: dict[int, int] = {}
+        self._met = set[int]()
         if policy is None:
             return
-        self._formats = _FORMATS[policy.dtype, policy.recipe]
+        self._formats, self._model = _FORMATS[policy.dtype, policy.recipe], model
         layers = {name: m for name, m in model.named_modules() if _inner_dim(m) is not None}
         left_out = _left_out(model, layers, policy)
         chosen = {name: m for name, m in layers.items() if name not in left_out}
         if not chosen:
-            why = f" but {_named(left_out)}" if left_out else ""
+            why = f" but those that stay as they are, {_named(left_out)}" if left_out else ""
             raise SpmdZeroConfigError(
                 key=_KEY,
                 value=policy.dtype,
-                reason=f"{type(model).__name__} has no linear layer{why}, of {_NARROW} inputs and "
-                "outputs or more",
+                reason=f"{type(model).__name__} has no linear layer{why}: layers of less than "
+                f"{_NARROW} inputs or outputs, parametrized ones, and what is skipped stay so",
                 fix="Leave the key out.",
             )
         self._dims = {id(module): cast(int, _inner_dim(module)) for module in chosen.values()}
         self._kinds = _outermost({type(module) for module in chosen.values()})
+        self._waiting = {id(module): _starred(name) for name, module in chosen.items()}
         rest = f"; {_named(left_out)} as before" if left_out else ""
         log_once(f"{len(chosen)} linear layers multiply in {policy.dtype}, {policy.recipe}{rest}")
 
@@ -104,6 +115,26 @@ class ScaledProducts:
             for kind in self._kinds if self._dims else ():
                 stack.enter_context(calls_replaced(kind, self._called))
             yield
+        if self._dims and self._waiting:
+            self._tell_what_was_not_met()
+
+    def _tell_what_was_not_met(self) -> None:
+        """Tells, after the first forward, which layers' products were none of their own call."""
+        waiting, self._waiting = self._waiting, {}
+        met = {waiting[one] for one in self._met if one in waiting}
+        missed = dict.fromkeys(name for name in waiting.values() if name not in met)
+        # Of equal blocks in a loop one is called.
+        if not met:
+            raise SpmdZeroUsageError(
+                f'{user_line(self._model)}: "{_KEY}": no linear layer has multiplied its input by '
+                f"its own weight in its forward ({', '.join(missed)}): their weights are used "
+                "elsewhere, as attention modules do. Call the layers, or leave the key out"
+            )
+        if missed:
+            log_once(
+                f"{_KEY}: {', '.join(missed)} didn't multiply by their own weights in the first "
+                "forward, and have stayed as they were there"
+            )
 
     def _called(
         self, call: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any
@@ -111,22 +142,37 @@ class ScaledProducts:
         dim = self._dims.get(id(module))
         if dim is None:
             return call(module, *args, **kwargs)
-        with _OfLayer(module, dim, self._formats):
-            return call(module, *args, **kwargs)
+        given = args[0] if args else next(iter(kwargs.values()), None)
+        with _OfLayer(module, dim, self._formats, given) as product:
+            made = call(module, *args, **kwargs)
+        if product.done:
+            self._met.add(id(module))
+        return made
 
 
 class _OfLayer(TorchFunctionMode):
-    """Computes the product with a layer's own weight in 8 bits."""
+    """Computes the product with a layer's own weight in 8 bits.
 
-    def __init__(self, module: nn.Module, dim: int, formats: _Formats) -> None:
+    Args:
+        module: the layer.
+        dim: that of its weight which is added up.
+        formats: of the operands.
+        given: the layer's input.
+
+    Attributes:
+        done: whether there was such a product.
+    """
+
+    def __init__(self, module: nn.Module, dim: int, formats: _Formats, given: Any) -> None:
         super().__init__()
-        self._module, self._dim, self._formats = module, dim, formats
+        self._module, self._dim, self._formats, self._given = module, dim, formats, given
+        self.done = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        weight = self._module.weight
+        weight: Any = self._module.weight
         if func is F.linear:
             x, given, bias = _arguments(("input", "weight", "bias"), args, kwargs)
         elif func is torch.addmm and self._dim == 0 and kwargs.keys() <= {"input", "mat1", "mat2"}:
@@ -136,9 +182,15 @@ class _OfLayer(TorchFunctionMode):
             return func(*args, **kwargs)
         if given is not weight or not x.is_floating_point():
             return func(*args, **kwargs)
-        return _multiplied(
-            x, cast(torch.Tensor, weight), bias, dim=self._dim, formats=self._formats
-        )
+        if x.dtype != given.dtype and not torch.is_autocast_enabled(x.device.type):
+            # torch refuses it.
+            return func(*args, **kwargs)
+        self.done = True
+        # Conv1D makes one dim of rows and positions, which devices may share.
+        flattens = self._dim == 0 and isinstance(self._given, torch.Tensor)
+        apart = self._given if flattens else x
+        made = _multiplied(apart, weight, bias, dim=self._dim, formats=self._formats)
+        return made if self._dim else made.reshape(-1, made.shape[-1])
 
 
 def _arguments(names: tuple[str, ...], args: Any, kwargs: Mapping[str, Any]) -> list[Any]:
@@ -158,9 +210,19 @@ def _multiplied(
         # Autocast would cast the operands so, and autograd knows these casts.
         dtype = torch.get_autocast_dtype(device)
         x, weight = x.to(dtype), weight.to(dtype)
+    if x.dim() == 1:
+        return _multiplied(x[None], weight, bias, dim=dim, formats=formats)[0]
     flops = 2.0 * x.numel() * weight.shape[1 - dim]
     with counted_as(Product(flops=flops, operands=((x,), (weight,)))):
-        made = cast(torch.Tensor, _Product.apply(x, weight, dim, formats))
+        try:
+            made = cast(torch.Tensor, _Product.apply(x, weight, dim, formats))
+        except RuntimeError as error:
+            if "functorch" not in str(error):
+                raise
+            raise SpmdZeroUsageError(
+                f'"{_KEY}": torch.func can\'t differentiate or map products of 8 bits. Leave the '
+                'layer out: {"skip": ["its.name"]}'
+            ) from None
     return made if bias is None else made + bias.to(made.dtype)
 
 
@@ -177,7 +239,9 @@ class _Product(torch.autograd.Function):
             one = _few(x, few, formats, along=(x.dim() - 1,))
             other = _few(weight, few, formats, along=(dim,))
             # By rows, the backward adds other dims up, and needs other scales.
-            kept = (x, weight) if formats.by_rows else (*one, *other)
+            of_x, of_weight = ((x,), (weight,)) if formats.by_rows else (one, other)
+            of_both = zip((of_x, of_weight), ctx.needs_input_grad[1::-1], strict=True)
+            kept = [t if needed else None for few, needed in of_both for t in few]
             ctx.save_for_backward(*kept)
             return _product(one, other, along=((x.dim() - 1,), (dim,)), dtype=x.dtype)
 
@@ -219,7 +283,7 @@ _Few = tuple[torch.Tensor, torch.Tensor]
 def _few(x: torch.Tensor, dtype: torch.dtype, formats: _Formats, *, along: tuple[int, ...]) -> _Few:
     scale = largest(dtype) / absmax(x, along if formats.by_rows else ()).clamp(min=_LEAST)
     if formats.powers:
-        scale = torch.exp2(torch.floor(torch.log2(scale)))
+        scale = power_of_two(scale)
     return quantized(x, scale, dtype), scale.reciprocal()
 
 
@@ -247,15 +311,21 @@ def _inner_dim(module: nn.Module) -> int | None:
         dim = 0
     else:
         return None
-    weight = module.weight
-    return dim if isinstance(weight, nn.Parameter) and weight.dim() == 2 else None
+    own = module._parameters.get("weight")
+    # Attention's own never runs, as attention takes its weight.
+    if isinstance(own, UninitializedParameter) or kind.__name__ == _NEVER_CALLED:
+        return None
+    return dim if own is None or own.dim() == 2 else None
 
 
 def _left_out(
     model: nn.Module, layers: Mapping[str, nn.Module], policy: LowPrecision
 ) -> dict[str, str]:
     """Name of a layer that keeps its dtype -> why."""
-    names, found = [name for name, _ in model.named_modules() if name], dict[str, str]()
+    # A module may have several names.
+    modules = {n: m for n, m in model.named_modules(remove_duplicate=False) if n}
+    names, found = [*modules], dict[str, str]()
+    first = {id(m): name for name, m in layers.items()}
     for pattern in _SKIPPED if policy.skip is None else policy.skip:
         # Of a module, and so of all in it, from anywhere on down.
         form = re.compile(r"(?:.*\.)?" + re.escape(pattern).replace(r"\*", "[^.]*") + r"(?:\..*)?")
@@ -268,7 +338,8 @@ def _left_out(
                 fix=did_you_mean(pattern, [*names, *{n.rpartition(".")[2] for n in names}])
                 or f"There are for example {json.dumps([*layers][-3:])}.",
             )
-        found |= {name: pattern for name in matches if name in layers}
+        found |= {first[id(modules[n])]: pattern for n in matches if id(modules[n]) in first}
+    found |= {n: "parametrized" for n, m in layers.items() if m._parameters.get("weight") is None}
     narrow = {n: "narrow" for n, m in layers.items() if min(cast(Any, m).weight.shape) < _NARROW}
     return found | narrow
 
@@ -276,6 +347,10 @@ def _left_out(
 def _named(left_out: Mapping[str, str]) -> str:
     tails = dict.fromkeys(name.rpartition(".")[2] for name in left_out)
     return f"{len(left_out)} ({', '.join(tails)})"
+
+
+def _starred(name: str) -> str:
+    return re.sub(r"\b\d+\b", "*", name)
 
 
 def _outermost(kinds: set[type[nn.Module]]) -> list[type[nn.Module]]:

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from spmdzero._dispatch_mode import DispatchMode
 from spmdzero.backend._current import arrays
+from spmdzero.backend.forms._quantized import SCALED_PRODUCT
 from spmdzero.backend.replica import _keepers
 from spmdzero.backend.replica._anchors import Anchors
 from spmdzero.backend.replica._kept_by_name import AttentionWatch, in_place_of
@@ -24,6 +25,9 @@ from spmdzero.backend.replica._recompute import (
 )
 
 # A policy names attention by one of these. What attends here is none of them, and stands for all.
+_OF_LINEAR = tuple(
+    getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "linear", "bmm")
+)
 _ATTENTION = tuple(
     getattr(torch.ops.aten, name).default
     for name in (
@@ -100,7 +104,14 @@ class KeepsByPolicy(DispatchMode):
         made = func(*args, **kwargs)
         if func in torchs.SAC_IGNORED_OPS or not _keepers.is_innermost(self):
             return made
-        where = self._where(func, lambda: self._asked(func, made, *args, **kwargs))
+        # A product of 8 bits stands for a linear layer's, by any of the names that it may have.
+        asked = _OF_LINEAR if func is SCALED_PRODUCT else (func,)
+
+        def ask() -> bool | None:
+            found = (self._asked(each, made, *args, **kwargs) for each in asked)
+            return next((where for where in found if where is not None), None)
+
+        where = self._where(func, ask)
         schema = getattr(func, "_schema", None)
         views = schema and any(each.alias_info is not None for each in schema.returns)
         if where is None or views:

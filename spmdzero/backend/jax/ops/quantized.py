@@ -23,7 +23,16 @@ _EXACT = 2**31 // 127**2
 def absmax(x: Any, dims: Sequence[int]) -> Any:
     """The largest absolute value, fp32."""
     # In the dtype of x, in which it is exact, and half of what fp32 would be to read.
-    return jnp.max(jnp.abs(x), tuple(dims) or None, keepdims=bool(dims)).astype(jnp.float32)
+    size = jnp.max(jnp.abs(x), tuple(dims) or None, keepdims=bool(dims), initial=0)
+    return size.astype(jnp.float32)
+
+
+@lowers("spmdzero.power_of_two")
+def power_of_two(x: Any) -> Any:
+    """The largest power of two that is no larger."""
+    mantissa, exponent = jnp.frexp(x)
+    power = jnp.ldexp(jnp.ones_like(x), exponent - 1)
+    return jnp.where(jnp.isfinite(mantissa) & (x > 0), power, x)
 
 
 @lowers("spmdzero.quantized")
@@ -78,7 +87,7 @@ def _of_integers(a: Any, b: Any, along: Any) -> Any:
         rest *= 1 if place == longest else a.shape[dim]
     length, most = a.shape[along[0][longest]], max(1, _EXACT // rest)
     total: Any = 0.0
-    for first in range(0, length, most):
+    for first in range(0, max(length, 1), most):
         of_a, of_b = (
             jax.lax.slice_in_dim(x, first, min(first + most, length), axis=dims[longest])
             for x, dims in ((a, along[0]), (b, along[1]))
