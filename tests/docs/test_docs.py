@@ -37,8 +37,17 @@ NEXT_BLOCK = "\x1e"
 
 # They train through a client, for half a minute; `tests/integrations` does so too.
 CLIENTS = ["docs/accelerate.md", "docs/huggingface.md", "docs/lightning.md"]
+JAX_ALONE = {"docs/eight_bits.md"}
+"""Pages about what torch_xla refuses."""
+
+
+def marks_of(page: Path) -> list[pytest.MarkDecorator]:
+    marks = [pytest.mark.slow] if named(page) in CLIENTS else []
+    return [*marks, pytest.mark.backends("jax")] if named(page) in JAX_ALONE else marks
+
+
 PAGES_WITH_PYTHON = [
-    pytest.param(page, id=named(page), marks=[pytest.mark.slow] if named(page) in CLIENTS else [])
+    pytest.param(page, id=named(page), marks=marks_of(page))
     for page in PAGES
     if any(b.language == "python" for b in blocks(page))
 ]
