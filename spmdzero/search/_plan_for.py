@@ -11,7 +11,8 @@ from typing import Any
 from torch import nn
 
 from spmdzero.backend import choose, runtime
-from spmdzero.config import backend_of, read
+from spmdzero.config import backend_of, load_config, read
+from spmdzero.engine._low_precision import require_gain
 from spmdzero.errors import SpmdZeroError, SpmdZeroRuntimeError, SpmdZeroUsageError
 from spmdzero.explain import (
     Topology,
@@ -88,8 +89,9 @@ def plan_for(
             f"with CPU_NUM_DEVICES={topology.devices} PJRT_DEVICE=CPU"
         )
     begin = time.monotonic()
-    require_slice(topology)
     asked = asked_for(config, batch, global_batch=global_batch)
+    require_gain(load_config({**asked.config, "train_batch_size": 1}), [topology.chip.name])
+    require_slice(topology)
     bare = hollow(model)
     forward = seen_forward(bare, asked)
     blocks = forward.blocks

@@ -291,3 +291,5 @@ def test_chips_on_which_nothing_is_won_say_so() -> None:
     }  # fmt: skip
     with pytest.raises(SpmdZeroConfigError, match=r"on tpu7x they take 1.03 times as long"):
         spmdzero.explain(model, config, torch.ones(8, 128), tpu=["tpu7x:2x2x1"])
+    with pytest.raises(SpmdZeroConfigError, match=r"on tpu7x they take 1.03 times as long"):
+        spmdzero.plan_for(model, config, torch.ones(8, 128), tpu="tpu7x:2x2x1")
