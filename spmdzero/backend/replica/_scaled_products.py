@@ -30,6 +30,7 @@ from spmdzero.backend.forms._quantized import (
 from spmdzero.backend.forms._work import Product, counted_as
 from spmdzero.backend.protocols._region import LowPrecision
 from spmdzero.backend.replica._class_calls import calls_replaced
+from spmdzero.backend.replica._kept_by_name import matching
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 
 _KEY = "spmd.products"
@@ -327,9 +328,7 @@ def _left_out(
     names, found = [*modules], dict[str, str]()
     first = {id(m): name for name, m in layers.items()}
     for pattern in _SKIPPED if policy.skip is None else policy.skip:
-        # Of a module, and so of all in it, from anywhere on down.
-        form = re.compile(r"(?:.*\.)?" + re.escape(pattern).replace(r"\*", "[^.]*") + r"(?:\..*)?")
-        matches = [name for name in names if form.fullmatch(name)]
+        matches = matching(names, pattern)
         if not matches and policy.skip is not None:
             raise SpmdZeroConfigError(
                 key=f"{_KEY}.skip",
@@ -338,7 +337,8 @@ def _left_out(
                 fix=did_you_mean(pattern, [*names, *{n.rpartition(".")[2] for n in names}])
                 or f"There are for example {json.dumps([*layers][-3:])}.",
             )
-        found |= {first[id(modules[n])]: pattern for n in matches if id(modules[n]) in first}
+        inside = [id(m) for name in matches for m in modules[name].modules()]
+        found |= {first[one]: pattern for one in inside if one in first}
     found |= {n: "parametrized" for n, m in layers.items() if m._parameters.get("weight") is None}
     narrow = {n: "narrow" for n, m in layers.items() if min(cast(Any, m).weight.shape) < _NARROW}
     return found | narrow

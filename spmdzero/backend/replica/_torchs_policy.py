@@ -3,7 +3,7 @@
 import collections
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -24,10 +24,11 @@ from spmdzero.backend.replica._recompute import (
     recomputed_but,
 )
 
-# A policy names attention by one of these. What attends here is none of them, and stands for all.
+# What a linear layer is, of which a product of 8 bits is none, and stands for all.
 _OF_LINEAR = tuple(
     getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "linear", "bmm")
 )
+# A policy names attention by one of these. What attends here is none of them, and stands for all.
 _ATTENTION = tuple(
     getattr(torch.ops.aten, name).default
     for name in (
@@ -104,14 +105,8 @@ class KeepsByPolicy(DispatchMode):
         made = func(*args, **kwargs)
         if func in torchs.SAC_IGNORED_OPS or not _keepers.is_innermost(self):
             return made
-        # A product of 8 bits stands for a linear layer's, by any of the names that it may have.
         asked = _OF_LINEAR if func is SCALED_PRODUCT else (func,)
-
-        def ask() -> bool | None:
-            found = (self._asked(each, made, *args, **kwargs) for each in asked)
-            return next((where for where in found if where is not None), None)
-
-        where = self._where(func, ask)
+        where = self._where(func, lambda: self._first_of(asked, made, *args, **kwargs))
         schema = getattr(func, "_schema", None)
         views = schema and any(each.alias_info is not None for each in schema.returns)
         if where is None or views:
@@ -131,12 +126,7 @@ class KeepsByPolicy(DispatchMode):
 
     def _of_attention(self, made: torch.Tensor) -> bool | None:
         given = self._attention.given or (made, made, made)
-
-        def ask() -> bool | None:
-            found = (self._asked(func, made, *given) for func in _ATTENTION)
-            return next((where for where in found if where is not None), None)
-
-        return self._where(_ATTENTION, ask)
+        return self._where(_ATTENTION, lambda: self._first_of(_ATTENTION, made, *given))
 
     def _where(self, what: Any, ask: Callable[[], bool | None]) -> bool | None:
         """Whether a result rests in the host's memory, None if nowhere; as in the first run."""
@@ -144,6 +134,11 @@ class KeepsByPolicy(DispatchMode):
             self._said[what].append(ask())
             return self._said[what][-1]
         return next(self._left.get(what, iter(())), None)
+
+    def _first_of(self, names: Iterable[Any], made: Any, *args: Any, **kwargs: Any) -> bool | None:
+        """The first answer to one of the names that keeps the result, None if none does."""
+        found = (self._asked(func, made, *args, **kwargs) for func in names)
+        return next((where for where in found if where is not None), None)
 
     def _asked(self, func: Any, made: Any, *args: Any, **kwargs: Any) -> bool | None:
         told = {"op_output": made} if _TOLD_OUTPUT else {}

@@ -71,20 +71,18 @@ _LLAMA = Case(
     model="llama", rows=4, length=2048, layers=16, width=2048, heads=32, kv_heads=8, inner=8192,
     vocabulary=128256, recompute=True,
 )  # fmt: skip
+_LLAMA_8B = Case(
+    model="llama", rows=3, length=8192, layers=32, width=4096, heads=32, kv_heads=8, inner=14336,
+    vocabulary=128256, recompute=True, untied=True, stage=3,
+)  # fmt: skip
 CASES: Mapping[str, Case] = {
     "gpt2": Case(
         model="gpt", rows=4, length=1024, layers=12, width=768, heads=12, kv_heads=12, inner=3072,
         vocabulary=50304,
     ),
     "llama-2k": _LLAMA,
-    "llama-8b": Case(
-        model="llama", rows=3, length=8192, layers=32, width=4096, heads=32, kv_heads=8,
-        inner=14336, vocabulary=128256, recompute=True, untied=True, stage=3,
-    ),
-    "llama-8b-7x": Case(
-        model="llama", rows=3, length=8192, layers=32, width=4096, heads=32, kv_heads=8,
-        inner=14336, vocabulary=128256, recompute=True, untied=True, stage=3,
-    ),
+    "llama-8b": _LLAMA_8B,
+    "llama-8b-7x": _LLAMA_8B,
     "llama-70b": Case(
         model="llama", rows=2, length=8192, layers=80, width=8192, heads=64, kv_heads=8,
         inner=28672, vocabulary=128256, recompute=True, untied=True, stage=3,
@@ -93,10 +91,7 @@ CASES: Mapping[str, Case] = {
         model="llama", rows=3, length=8192, layers=126, width=16384, heads=128, kv_heads=8,
         inner=53248, vocabulary=128256, recompute=True, untied=True, stage=3,
     ),
-    "mistral-7b": Case(
-        model="llama", rows=6, length=8192, layers=32, width=4096, heads=32, kv_heads=8,
-        inner=14336, vocabulary=32000, recompute=True, untied=True, stage=3,
-    ),
+    "mistral-7b": dataclasses.replace(_LLAMA_8B, rows=6, vocabulary=32000),
     "qwen3-moe": Case(
         model="moe", rows=2, length=4096, layers=12, width=2048, heads=32, kv_heads=4,
         head_size=128, inner=768, experts=128, active=8, vocabulary=151936, recompute=True,
@@ -117,6 +112,10 @@ CASES: Mapping[str, Case] = {
     ),
     "resnet": Case(model="resnet", rows=64, length=224, layers=0, width=64, vocabulary=1000),
 }  # fmt: skip
+_TINY_LLAMA = Case(
+    model="llama", rows=1, length=512, layers=2, width=256, heads=4, kv_heads=2, inner=512,
+    vocabulary=1024, recompute=True, untied=True, stage=3,
+)  # fmt: skip
 _TINY_MIXTURE = Case(
     model="moe", rows=1, length=256, layers=2, width=128, heads=2, kv_heads=1, head_size=128,
     inner=128, experts=4, active=2, vocabulary=1024, recompute=True, untied=True, stage=3,
@@ -130,26 +129,11 @@ TINY: Mapping[str, Case] = {
         model="llama", rows=1, length=256, layers=4, width=256, heads=4, kv_heads=2, inner=512,
         vocabulary=1024, recompute=True,
     ),
-    "llama-8b": Case(
-        model="llama", rows=1, length=512, layers=2, width=256, heads=4, kv_heads=2, inner=512,
-        vocabulary=1024, recompute=True, untied=True, stage=3,
-    ),
-    "llama-8b-7x": Case(
-        model="llama", rows=1, length=512, layers=2, width=256, heads=4, kv_heads=2, inner=512,
-        vocabulary=1024, recompute=True, untied=True, stage=3,
-    ),
-    "llama-70b": Case(
-        model="llama", rows=1, length=512, layers=4, width=256, heads=4, kv_heads=2, inner=512,
-        vocabulary=1024, recompute=True, untied=True, stage=3,
-    ),
-    "llama-405b": Case(
-        model="llama", rows=1, length=512, layers=4, width=256, heads=4, kv_heads=2, inner=512,
-        vocabulary=1024, recompute=True, untied=True, stage=3,
-    ),
-    "mistral-7b": Case(
-        model="llama", rows=2, length=512, layers=2, width=256, heads=4, kv_heads=2, inner=512,
-        vocabulary=1024, recompute=True, untied=True, stage=3,
-    ),
+    "llama-8b": _TINY_LLAMA,
+    "llama-8b-7x": _TINY_LLAMA,
+    "llama-70b": dataclasses.replace(_TINY_LLAMA, layers=4),
+    "llama-405b": dataclasses.replace(_TINY_LLAMA, layers=4),
+    "mistral-7b": dataclasses.replace(_TINY_LLAMA, rows=2),
     "qwen3-moe": _TINY_MIXTURE,
     "qwen3-235b": _TINY_MIXTURE,
     "bert": Case(
