@@ -110,7 +110,7 @@ def missing_donation(
 
 
 def _is_state(engine: Engine, slot: str) -> bool:
-    return slot in ("master", "accumulator") or slot in engine.plan.moments
+    return slot in ("master", "accumulator") or engine.plan.is_slot(slot)
 
 
 def _is_large(engine: Engine, parameter: str) -> bool:

@@ -23,7 +23,7 @@ from spmdzero.config._tensor_parallel import (
     LayerSpec,
     TensorParallelConfig,
 )
-from spmdzero.config._types import Section
+from spmdzero.config._types import Rate, Section
 
 __all__ = [
     "FP16_WITHOUT_ZERO",
@@ -39,6 +39,7 @@ __all__ = [
     "Fp16Config",
     "LayerSpec",
     "OptimizerConfig",
+    "Rate",
     "Refused",
     "SchedulerConfig",
     "Section",

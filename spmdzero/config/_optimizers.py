@@ -73,6 +73,21 @@ class AdamParams(_OptimizerParams):
         return self
 
 
+class Adam8bitParams(_OptimizerParams):
+    """Parameters of bitsandbytes' Adam8bit, whose decay acts on the weights, as AdamW8bit's."""
+
+    betas: _Betas = (0.9, 0.999)
+    eps: Rate = 1e-8
+    weight_decay: Rate = 0.0
+    min_8bit_size: Annotated[int, Field(ge=0)] = 4096
+
+
+class AdamW8bitParams(Adam8bitParams):
+    """Parameters of bitsandbytes' AdamW8bit."""
+
+    weight_decay: Rate = 1e-2
+
+
 class SGDParams(_OptimizerParams):
     """Parameters of SGD, as in torch.optim.SGD."""
 
@@ -115,6 +130,15 @@ class LionParams(_OptimizerParams):
     weight_decay: Rate = 0.0
 
 
+class Lion8bitParams(_OptimizerParams):
+    """Parameters of bitsandbytes' Lion8bit."""
+
+    lr: Rate = 1e-4
+    betas: _Betas = (0.9, 0.99)
+    weight_decay: Rate = 0.0
+    min_8bit_size: Annotated[int, Field(ge=0)] = 4096
+
+
 class LambParams(_OptimizerParams):
     """Parameters of Lamb, with FusedLamb's defaults."""
 
@@ -151,8 +175,14 @@ OPTIMIZERS: dict[str, type[Section]] = {
     "Lion": LionParams,
     "Lamb": LambParams,
     "Muon": MuonParams,
+    "Adam8bit": Adam8bitParams,
+    "AdamW8bit": AdamW8bitParams,
+    "Lion8bit": Lion8bitParams,
+    "PagedAdam8bit": Adam8bitParams,
+    "PagedAdamW8bit": AdamW8bitParams,
+    "PagedLion8bit": Lion8bitParams,
 }
-"""Name of an optimizer of DeepSpeed 0.19.8 -> its parameters."""
+"""Name of an optimizer of DeepSpeed 0.19.8, or of bitsandbytes 0.50.2 -> its parameters."""
 
 
 class Refusal(NamedTuple):
@@ -197,10 +227,6 @@ REFUSED_OPTIMIZERS: dict[str, Refusal] = {
     "muadam": _MUP,
     "muadamw": _MUP,
     "musgd": _MUP._replace(instead="SGD"),
-    "adafactor": Refusal(
-        "its state is sums over rows and columns, which a shard of a parameter doesn't hold",
-        "Use AdamW, whose state is sharded over all devices.",
-    ),
     "lbfgs": Refusal(
         "it evaluates the loss several times in one step and needs all parameters as one vector",
         "Use AdamW or SGD.",

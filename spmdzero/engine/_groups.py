@@ -14,8 +14,10 @@ from spmdzero.config import OptimizerConfig
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError, UntestedOptimizerError
 from spmdzero.optim import (
     DEEPSPEED_OPTIMIZERS,
+    Slot,
     UpdateRule,
     is_tested,
+    kept_in_fp32,
     muon_groups,
     rule_from_config,
     rules_from_torch,
@@ -36,6 +38,7 @@ class Groups:
         name: the optimizer's name in messages.
         tested: whether DeepSpeed lists it among the optimizers that it tests with ZeRO.
         client: the user's own optimizer, which shares `groups`.
+        in_fp32: parameters whose states rest in fp32, whatever their rule says.
     """
 
     rules: list[UpdateRule]
@@ -43,21 +46,23 @@ class Groups:
     name: str
     tested: bool
     client: torch.optim.Optimizer | None = None
+    in_fp32: frozenset[torch.Tensor] = frozenset()
 
     @property
     def slots(self) -> tuple[str, ...]:
         """The optimizer slots of all rules together."""
         return tuple(dict.fromkeys(slot for rule in self.rules for slot in rule.slots))
 
-    @property
-    def has_many_layouts(self) -> bool:
-        """Whether some parameters have different slots from others."""
-        return len({rule.slots for rule in self.rules}) > 1
-
-    def slots_by_parameter(self) -> dict[torch.Tensor, tuple[str, ...]]:
+    def slots_by_parameter(self) -> dict[torch.Tensor, tuple[Slot, ...]]:
         """The slots of each parameter."""
-        pairs = zip(self.rules, self.groups, strict=True)
-        return {p: rule.slots for rule, group in pairs for p in group["params"]}
+        found = dict[torch.Tensor, tuple[Slot, ...]]()
+        for rule, group in zip(self.rules, self.groups, strict=True):
+            for p in group["params"]:
+                slots = rule.slots_of(tuple(p.shape))
+                if p in self.in_fp32:
+                    slots = tuple(dataclasses.replace(slot, eight_bits=False) for slot in slots)
+                found[p] = slots
+        return found
 
     def require_slots(self, moments: Mapping[str, str]) -> None:
         """Refuses a name in ``spmd.moments`` that is no slot of the optimizer.
@@ -184,6 +189,7 @@ def _from_torch(
     # Groups without parameters stay. DeepSpeed drops them, which moves the later groups away from
     # the lr that a schedule has for each group by its index.
     rules = rules_from_torch(optimizer, device=device)
+    in_fp32 = [members.renewed.get(p, p) for p in kept_in_fp32(optimizer)]
     for group in optimizer.param_groups:
         group["params"] = members.of(group)
     members.check(optimizer.param_groups)
@@ -193,6 +199,7 @@ def _from_torch(
         name=type(optimizer).__name__,
         tested=is_tested(optimizer),
         client=optimizer,
+        in_fp32=frozenset(in_fp32),
     )
 
 

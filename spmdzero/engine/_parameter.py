@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import weakref
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn, cast
 
 import torch
@@ -20,7 +21,8 @@ from spmdzero.backend import (
 from spmdzero.engine import _ds_attributes
 from spmdzero.engine._accumulation import Accumulation
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.plan import Layout
+from spmdzero.optim import decoded, is_signed, recoded
+from spmdzero.plan import Layout, coded_slot, scale_slot
 from spmdzero.state._live_state import Held
 from spmdzero.state._placed_module import take_off_devices
 from spmdzero.state._training import Training
@@ -84,7 +86,10 @@ class TrainedParameter:
         """
         stored = self._state(slot)
         whole = self._whole(stored, slot) if stored.dim() else arrays.fresh(stored)
-        return whole.float()
+        if not self._is_coded(slot):
+            return whole.float()
+        scale = scale_slot(slot)
+        return decoded(whole, self._whole(self._state(scale), scale), signed=is_signed(slot))
 
     @torch.no_grad()
     def write_state(self, slot: str, value: torch.Tensor) -> None:
@@ -94,12 +99,17 @@ class TrainedParameter:
             SpmdZeroUsageError: the optimizer keeps no state `slot`.
         """
         stored = self._state(slot)
-        shape = self._shape if stored.dim() else ()
-        value = self._like(value, shape, f".{slot}").to(stored.dtype)
-        if stored.dim():
-            self._store(stored, value, slot)
+        value = self._like(value, self._layout(slot).shape, f".{slot}")
+        if self._is_coded(slot):
+            scale, layout = scale_slot(slot), self._layout(slot)
+            scales, laid = self._state(scale), store(self.training.mesh, value.float(), layout)
+            codes, size = recoded(laid, scales=scales.shape, signed=is_signed(slot))
+            self.training.mesh.lay(stored.copy_(codes), layout)
+            self.training.mesh.lay(scales.copy_(size), self._layout(scale))
+        elif stored.dim():
+            self._store(stored, value.to(stored.dtype), slot)
         else:
-            self.training.mesh.whole(stored.copy_(value))
+            self.training.mesh.whole(stored.copy_(value.to(stored.dtype)))
         runtime.sync()
 
     @torch.no_grad()
@@ -121,6 +131,9 @@ class TrainedParameter:
         else:
             self._trained()[1].renew()
             role, stored = self._master() if role == "master" else (role, self._state(role))
+            if self._is_coded(role):
+                scales = self._state(scale_slot(role))
+                stored = decoded(stored, scales, signed=is_signed(role))
         # Importing DTensors would take time at each start.
         from spmdzero.state._dtensors import live_dtensors
 
@@ -146,11 +159,19 @@ class TrainedParameter:
     def _state(self, slot: str) -> torch.Tensor:
         states = self.training.state.slots[self._trained()[0]]
         if slot == "master" or slot not in states:
-            kept = ", ".join(sorted(key for key in states if key != "master")) or "none"
+            kept = ", ".join(sorted(self._kept(states))) or "none"
             raise SpmdZeroUsageError(
                 f"the optimizer keeps no state {slot!r} of {self.name}; it keeps: {kept}"
             )
         return states[slot]
+
+    def _kept(self, states: Mapping[str, torch.Tensor]) -> Iterator[str]:
+        for slot in states:
+            if slot != "master" and not self._is_coded(coded_slot(slot) or ""):
+                yield slot
+
+    def _is_coded(self, slot: str) -> bool:
+        return f"{slot}/{self.name}" in self.training.plan.in_eight_bits
 
     def _layout(self, role: str) -> Layout:
         return self.training.plan.at_rest(f"{role}/{self.name}")

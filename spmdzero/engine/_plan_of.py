@@ -130,15 +130,20 @@ def _parameters(
     shared: Mapping[str, int],
 ) -> Iterable[ParamSpec]:
     slots, kept_whole = groups.slots_by_parameter() if groups else {}, _persistent(config, model)
+    usual = groups.slots if groups else ()
     for name, parameter in model.named_parameters():
+        own = slots.get(parameter, ())
+        names = tuple(slot.name for slot in own)
         yield ParamSpec(
             name=name,
             shape=tuple(parameter.shape),
             dtype=_name(dtype if parameter.is_floating_point() else parameter.dtype),
             trainable=parameter.requires_grad and (groups is None or parameter in slots),
-            moments=slots.get(parameter, ()) if groups and groups.has_many_layouts else None,
+            moments=names if parameter in slots and names != usual else None,
             persistent=name in kept_whole,
             tensor_dim=shared.get(name),
+            eight_bits=tuple(slot.name for slot in own if slot.eight_bits),
+            shapes=tuple((slot.name, slot.shape) for slot in own if slot.shape is not None),
         )
 
 

@@ -18,6 +18,7 @@ from spmdzero.formats._convert import (
     write_for_deepspeed,
 )
 from spmdzero.formats._describe import CheckpointDescription, describe
+from spmdzero.formats._eight_bits import in_eight_bits
 from spmdzero.formats._files import save_torch
 from spmdzero.formats._latest import check_tag
 from spmdzero.formats._open import format_of, latest_tag, locate, naming_the_newest, open_state
@@ -67,6 +68,7 @@ __all__ = [
     "held_for",
     "host_bytes",
     "host_from",
+    "in_eight_bits",
     "latest_tag",
     "locate",
     "meet",

@@ -11,6 +11,7 @@ import torch
 
 from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
 from spmdzero.formats._boxes import Box, box_shape
+from spmdzero.formats._eight_bits import in_eight_bits
 from spmdzero.formats._latest import LATEST, LATEST_UNIVERSAL, write_latest
 from spmdzero.formats._open import locate, open_state
 from spmdzero.formats._state import StoredTensor, TrainingState
@@ -190,7 +191,7 @@ def write_for_deepspeed(
     """
     universal = conversion.to == "universal"
     target = Target(
-        state=without_debt(state),
+        state=without_debt(in_eight_bits(state, {})),
         ranks=conversion.ranks or 1,
         stage=conversion.stage,
         config=config or {},

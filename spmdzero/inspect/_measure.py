@@ -19,7 +19,7 @@ def measure(engine: Engine) -> MemoryReport:
     totals, there = dict.fromkeys(Role, 0), dict.fromkeys(Role, 0)
     for name, tensor in engine.named_tensors().items():
         slot = name.split("/", 1)[0]
-        role = _SLOT_ROLES.get(slot, Role.MOMENT if slot in engine.plan.moments else None)
+        role = _SLOT_ROLES.get(slot, Role.MOMENT if engine.plan.is_slot(slot) else None)
         if role is not None:
             counted = there if arrays.are_on_host([tensor])[0] else totals
             size = max(map(math.prod, arrays.local_shapes(tensor))) * tensor.element_size()

@@ -2,6 +2,15 @@
 
 from spmdzero.optim._adagrad import Adagrad
 from spmdzero.optim._adam import Adam
+from spmdzero.optim._bitsandbytes import kept_in_fp32
+from spmdzero.optim._eight_bits import (
+    decoded,
+    encoded,
+    is_signed,
+    recoded,
+    values_of_codes,
+    zero_code,
+)
 from spmdzero.optim._elementwise import TorchElementwise
 from spmdzero.optim._lamb import Lamb
 from spmdzero.optim._lion import Lion
@@ -13,7 +22,7 @@ from spmdzero.optim._named import (
     FusedLamb,
     FusedLion,
 )
-from spmdzero.optim._rule import LocalTensor, Terms, UpdateRule
+from spmdzero.optim._rule import LocalTensor, Slot, Terms, UpdateRule
 from spmdzero.optim._rule_factory import (
     DEEPSPEED_OPTIMIZERS,
     is_tested,
@@ -42,15 +51,23 @@ __all__ = [
     "LocalTensor",
     "Muon",
     "OneCycle",
+    "Slot",
     "Terms",
     "TorchElementwise",
     "UpdateRule",
     "WarmupCosineLR",
     "WarmupDecayLR",
     "WarmupLR",
+    "decoded",
+    "encoded",
+    "is_signed",
     "is_tested",
+    "kept_in_fp32",
     "muon_groups",
+    "recoded",
     "rule_from_config",
     "rules_from_torch",
     "schedule_from_config",
+    "values_of_codes",
+    "zero_code",
 ]

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from spmdzero.config import OPTIMIZERS
-from spmdzero.optim._rule import Named, Terms, Updated, UpdateRule, decay_rates
+from spmdzero.optim._rule import (
+    Named,
+    Slot,
+    Terms,
+    Updated,
+    UpdateRule,
+    coded_slots,
+    decay_rates,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,17 +27,24 @@ class Adam(UpdateRule):
         decoupled: whether it is AdamW, whose decay acts on the weights; Adam adds it to the
             gradient.
         bias_correction: whether to divide the moments by `1 - beta ** step`.
+        eight_bits_from: the least elements of a parameter whose moments rest in 8 bits, None for
+            no such parameter.
     """
 
     parameters = OPTIMIZERS["Adam"]
     not_in_groups = ("adam_w_mode", "torch_adam", "amsgrad")
     decoupled: bool
     bias_correction: bool
+    eight_bits_from: int | None = None
 
     @property
     def slots(self) -> tuple[str, ...]:
         """The slots of the running means of the gradient and of its square."""
         return ("exp_avg", "exp_avg_sq")
+
+    def slots_of(self, shape: tuple[int, ...]) -> tuple[Slot, ...]:
+        """Both slots, in 8 bits where the parameter is large enough."""
+        return coded_slots(self.slots, shape, least=self.eight_bits_from)
 
     @property
     def fixed(self) -> dict[str, Any]:

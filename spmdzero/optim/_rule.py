@@ -34,6 +34,21 @@ class WholeTensor(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Slot:
+    """A state that a rule keeps for one parameter.
+
+    Attributes:
+        name: such as ``"exp_avg"``.
+        shape: None for the parameter's; another one's tensor is whole on every device.
+        eight_bits: whether it rests in codes of 8 bits, see `optim._eight_bits`.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None = None
+    eight_bits: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class LocalTensor:
     """The `WholeTensor` of a tensor that is not sharded.
 
@@ -109,7 +124,14 @@ class UpdateRule(ABC):
     @property
     @abstractmethod
     def slots(self) -> tuple[str, ...]:
-        """Names of the state tensors of one parameter, which have its shape in fp32."""
+        """Names of the state tensors of a parameter, which `update` has in fp32.
+
+        They have the parameter's shape, unless `slots_of` says otherwise.
+        """
+
+    def slots_of(self, shape: tuple[int, ...]) -> tuple[Slot, ...]:
+        """The state tensors of a parameter of `shape`."""
+        return tuple(Slot(name=name) for name in self.slots)
 
     @property
     def scalars(self) -> tuple[str, ...]:
@@ -195,9 +217,18 @@ class UpdateRule(ABC):
         Args:
             param: fp32, any shape: the master weights or a shard of them.
             grad: fp32, the same shape: averaged, unscaled and clipped.
-            state: one fp32 tensor of the same shape per slot, a 0-dim one per scalar.
+            state: one fp32 tensor per slot, of the same shape or the slot's own, and a 0-dim one
+                per scalar.
             terms: the other terms of the step.
         """
+
+
+def coded_slots(
+    names: tuple[str, ...], shape: tuple[int, ...], *, least: int | None
+) -> tuple[Slot, ...]:
+    """Slots that rest in 8 bits where a parameter has `least` elements or more; None for none."""
+    eight_bits = least is not None and math.prod(shape) >= least
+    return tuple(Slot(name=name, eight_bits=eight_bits) for name in names)
 
 
 def decay_rates(group: Mapping[str, Any], *, logarithms: bool = False) -> dict[str, float]:

@@ -6,9 +6,11 @@ from typing import Any
 import torch
 
 from spmdzero.config import OPTIMIZERS
+from spmdzero.optim._adafactor import Adafactor, TorchAdafactor
 from spmdzero.optim._adagrad import Adagrad
 from spmdzero.optim._adam import Adam
 from spmdzero.optim._any_class import elementwise_rule
+from spmdzero.optim._bitsandbytes import rule_of_bitsandbytes
 from spmdzero.optim._lamb import Lamb
 from spmdzero.optim._lion import Lion
 from spmdzero.optim._named import (
@@ -26,6 +28,7 @@ DEEPSPEED_OPTIMIZERS = tuple(OPTIMIZERS)
 
 # DeepSpeed 0.19.8, runtime/zero/utils.py, ZERO_SUPPORTED_OPTIMIZERS, by the config's names.
 _TESTED_NAMES = ("adam", "adamw", "adagrad", "lion", "muon")
+_EIGHT_BITS = "8bit"
 _TESTED_CLASSES = (
     torch.optim.Adam,
     torch.optim.AdamW,
@@ -44,7 +47,8 @@ def is_tested(optimizer: str | torch.optim.Optimizer) -> bool:
         optimizer: its name in the config, or the user's own.
     """
     if isinstance(optimizer, str):
-        return optimizer.lower() in _TESTED_NAMES
+        # DeepSpeed knows no name of bitsandbytes, so that its list says nothing of them.
+        return optimizer.lower() in _TESTED_NAMES or optimizer.endswith(_EIGHT_BITS)
     return type(optimizer) in _TESTED_CLASSES
 
 
@@ -61,7 +65,11 @@ def rule_from_config(type: str, params: Mapping[str, Any]) -> tuple[UpdateRule, 
         params: as checked by `load_config`.
     """
     rule = _rule(type, params)
-    group = {name: params.get(name, default) for name, default in rule.defaults.items()}
+    model = OPTIMIZERS[type].model_fields
+    group = {
+        name: params.get(name, model[name].default if name in model else default)
+        for name, default in rule.defaults.items()
+    }
     if isinstance(rule, SGD):
         group["momentum"] = params.get("momentum", 0.0)
     if isinstance(rule, Adam) and params.get("torch_adam"):
@@ -74,6 +82,11 @@ def rule_from_config(type: str, params: Mapping[str, Any]) -> tuple[UpdateRule, 
 
 def _rule(type: str, params: Mapping[str, Any]) -> UpdateRule:
     corrected = bool(params.get("bias_correction", True))
+    if type.endswith(_EIGHT_BITS):
+        least = params.get("min_8bit_size", OPTIMIZERS[type].model_fields["min_8bit_size"].default)
+        if "Lion" in type:
+            return Lion(eight_bits_from=least)
+        return Adam(decoupled=True, bias_correction=True, eight_bits_from=least)
     if type in ("Adam", "AdamW"):
         decoupled = type == "AdamW" or bool(params.get("adam_w_mode", True))
         return Adam(decoupled=decoupled, bias_correction=corrected)
@@ -89,9 +102,10 @@ def _rule(type: str, params: Mapping[str, Any]) -> UpdateRule:
 def rules_from_torch(optimizer: torch.optim.Optimizer, *, device: torch.device) -> list[UpdateRule]:
     """The rule of each param group that has the effect of `optimizer.step`.
 
-    Known by their arithmetic are torch.optim.Adam, AdamW, SGD and Adagrad themselves (a subclass
-    may compute something else), FusedAdam, FusedLamb and FusedLion. For any other class the rule
-    runs its own `step` on shards, see `elementwise_rule`.
+    Known by their arithmetic are torch.optim.Adam, AdamW, SGD, Adagrad and Adafactor themselves (a
+    subclass may compute something else), FusedAdam, FusedLamb and FusedLion, transformers'
+    Adafactor, and Adam, AdamW and Lion of bitsandbytes. For any other class the rule runs its own
+    `step` on shards, see `elementwise_rule`.
 
     Args:
         optimizer: over any tensors; it has taken no step. At least one of its groups has
@@ -132,4 +146,14 @@ def _known_rule(optimizer: torch.optim.Optimizer, first: Mapping[str, Any]) -> U
         return Lion()
     if type(optimizer) is torch.optim.SGD:
         return SGD(momentum=first["momentum"] != 0, nesterov=first["nesterov"])
-    return Adagrad() if type(optimizer) is torch.optim.Adagrad else None
+    if type(optimizer) is torch.optim.Adagrad:
+        return Adagrad()
+    if type(optimizer) is torch.optim.Adafactor:
+        return TorchAdafactor()
+    cls = type(optimizer)
+    if (cls.__module__, cls.__name__) == ("transformers.optimization", "Adafactor"):
+        choices = ("scale_parameter", "relative_step", "warmup_init")
+        return Adafactor(
+            first_moment=first["beta1"] is not None, **{name: first[name] for name in choices}
+        )
+    return rule_of_bitsandbytes(optimizer)

@@ -1,5 +1,6 @@
 """Where every tensor of a ZeRO step lives on the mesh. This package knows no backend."""
 
+from spmdzero.plan._blocks import BLOCK, coded_slot, scale_slot
 from spmdzero.plan._choose import choose_placement
 from spmdzero.plan._dtypes import itemsize
 from spmdzero.plan._estimate import estimate_zero2_model_states_mem_needs
@@ -13,6 +14,7 @@ from spmdzero.plan._sizes import sized
 from spmdzero.plan._tensors import ParamSpec, RoleState, TensorPlan
 
 __all__ = [
+    "BLOCK",
     "Layout",
     "MemoryReport",
     "MeshSpec",
@@ -26,9 +28,11 @@ __all__ = [
     "axes_of_region",
     "batch_axes",
     "choose_placement",
+    "coded_slot",
     "entry_of",
     "estimate_zero2_model_states_mem_needs",
     "itemsize",
     "names_of",
+    "scale_slot",
     "sized",
 ]

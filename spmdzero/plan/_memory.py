@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from spmdzero._display import Shown
 from spmdzero.plan._dtypes import itemsize
+from spmdzero.plan._layout import Layout
 from spmdzero.plan._mesh import MeshSpec
 from spmdzero.plan._roles import Role
 from spmdzero.plan._tensors import TensorPlan
@@ -74,23 +75,27 @@ def memory_report(
     tensors: Iterable[TensorPlan],
     mesh: MeshSpec,
     *,
-    slots: Callable[[TensorPlan], Sequence[str]],
+    slots: Callable[[TensorPlan], Sequence[tuple[Layout, str]]],
     on_host: Callable[[Role, TensorPlan], bool],
 ) -> MemoryReport:
     """Bytes per device of each role of a plan, padding included.
 
     Args:
         tensors, mesh: the plan's.
-        slots: the dtypes of a parameter's slots.
+        slots: layout and dtype of each of a parameter's slots.
         on_host: whether a role of a parameter rests in host memory.
     """
     totals, there = dict.fromkeys(Role, 0), dict.fromkeys(Role, 0)
     for tensor in tensors:
         for state in tensor.states:
+            if state.role is Role.MOMENT:
+                for layout, dtype in slots(tensor):
+                    counted = there if layout.on_host else totals
+                    counted[Role.MOMENT] += math.prod(layout.local) * itemsize(dtype)
+                continue
             elements = math.prod(state.placement.local_shape(tensor.shape, mesh))
-            dtypes = slots(tensor) if state.role is Role.MOMENT else (state.dtype,)
             counted = there if on_host(state.role, tensor) else totals
-            counted[state.role] += elements * sum(map(itemsize, dtypes))
+            counted[state.role] += elements * itemsize(state.dtype)
     return MemoryReport(tuple(totals.items()), tuple(there.items()) if any(there.values()) else ())
 
 
@@ -98,7 +103,7 @@ def paper_formula(
     tensors: Sequence[TensorPlan],
     mesh: MeshSpec,
     *,
-    slots: Callable[[TensorPlan], Sequence[str]],
+    slots: Callable[[TensorPlan], Sequence[tuple[Layout, str]]],
 ) -> tuple[tuple[int, ...] | None, str]:
     """Bytes per device at the stages 0 to 3 by the ZeRO paper's formula, and a note on it.
 
@@ -111,7 +116,8 @@ def paper_formula(
         "trainable"
     )
     mixed_precision_adam = all(
-        [*slots(tensor)] == ["float32", "float32"]
+        [(layout.shape, dtype) for layout, dtype in slots(tensor)]
+        == [(tensor.shape, "float32")] * 2
         and tensor.placement(Role.MASTER) is not None
         and tensor.dtype(Role.MASTER) == "float32"
         and itemsize(tensor.dtype(Role.PARAMETER)) == 2

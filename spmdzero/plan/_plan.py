@@ -9,6 +9,7 @@ from typing import Any
 from spmdzero._display import Shown
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
 from spmdzero.plan import _json
+from spmdzero.plan._blocks import coded_slot, layout_of_scales, scale_slot
 from spmdzero.plan._choose import choose_placement
 from spmdzero.plan._dtypes import itemsize
 from spmdzero.plan._layout import Layout
@@ -206,19 +207,53 @@ class ShardingPlan(Shown):
             role, _, name = state.partition("/")
             tensor = self._by_name.get(name)
             found = None if tensor is None else self._role(role, tensor)
-            if tensor is None or found is None:
-                whole = Layout(placement=_EVERYWHERE, shape=(), mesh=self.mesh)
+            shapes = {} if tensor is None else dict(tensor.param.shapes)
+            if tensor is None or found is None or role in shapes:
+                shape = shapes.get(role, ())
+                whole = Layout(placement=_EVERYWHERE, shape=shape, mesh=self.mesh)
                 self._known[state] = whole, whole
             else:
                 placement = tensor.require(found)
                 use = Layout(placement=placement, shape=tensor.shape, mesh=self.mesh)
                 rest = replace(use, on_host=self.rests_on_host(found, tensor))
-                self._known[state] = rest, replace(use, placement=in_use(found, placement))
+                use = replace(use, placement=in_use(found, placement))
+                if coded_slot(role) in tensor.param.eight_bits:
+                    rest, use = layout_of_scales(rest), layout_of_scales(use)
+                self._known[state] = rest, use
         return self._known[state]
 
     def slot_dtype(self, slot: str) -> str:
-        """The dtype in which a slot of the optimizer rests; every parameter's has the same."""
+        """The dtype in which a slot of the optimizer rests, where it doesn't in 8 bits."""
         return dict(self.slot_dtypes).get(slot, self.moment_dtype)
+
+    def slots(self, tensor: TensorPlan) -> dict[str, str]:
+        """Each tensor of the optimizer's state of a parameter -> the dtype in which it rests."""
+        return {
+            slot: "uint8"
+            if slot in tensor.param.eight_bits
+            else "float32"
+            if coded_slot(slot) in tensor.param.eight_bits
+            else self.slot_dtype(slot)
+            for slot in tensor.slots(self.moments)
+        }
+
+    @cached_property
+    def in_eight_bits(self) -> dict[str, Shape]:
+        """Name of each state that rests in codes of 8 bits -> the shape of its scales."""
+        return {
+            f"{slot}/{tensor.name}": self.at_rest(f"{scale_slot(slot)}/{tensor.name}").shape
+            for tensor in self.tensors
+            if tensor.trainable
+            for slot in tensor.param.eight_bits
+        }
+
+    def is_slot(self, word: str) -> bool:
+        """Whether tensors of a name such as ``exp_avg/...`` are the optimizer's states."""
+        return word in self._slot_words
+
+    @cached_property
+    def _slot_words(self) -> set[str]:
+        return {word for tensor in self.tensors for word in tensor.slots(self.moments)}
 
     def rests_on_host(self, role: Role, tensor: TensorPlan) -> bool:
         """Whether a role of a parameter rests in host memory; a small tensor isn't worth a copy."""
@@ -228,11 +263,12 @@ class ShardingPlan(Shown):
             return False
         return role in self.on_host and not small
 
-    def _slot_dtypes_of(self, tensor: TensorPlan) -> tuple[str, ...]:
-        return tuple(self.slot_dtype(slot) for slot in tensor.moments(self.moments))
+    def _slots_of(self, tensor: TensorPlan) -> list[tuple[Layout, str]]:
+        slots = self.slots(tensor).items()
+        return [(self.at_rest(f"{slot}/{tensor.name}"), dtype) for slot, dtype in slots]
 
     def _role(self, word: str, tensor: TensorPlan) -> Role | None:
-        if word in tensor.moments(self.moments):
+        if word in tensor.slots(self.moments):
             return Role.MOMENT
         return Role(word) if word in _ROLES else None
 
@@ -258,13 +294,13 @@ class ShardingPlan(Shown):
     def memory(self) -> MemoryReport:
         """Bytes per device of each role, padding included."""
         return memory_report(
-            self.tensors, self.mesh, slots=self._slot_dtypes_of, on_host=self.rests_on_host
+            self.tensors, self.mesh, slots=self._slots_of, on_host=self.rests_on_host
         )
 
     def compare(self) -> StageComparison:
         """Bytes per device at the stages 0 to 3, beside the ZeRO paper's formula."""
         stages = tuple(self.at_stage(stage).memory() for stage in range(4))
-        paper, note = paper_formula(self.tensors, self.mesh, slots=self._slot_dtypes_of)
+        paper, note = paper_formula(self.tensors, self.mesh, slots=self._slots_of)
         return StageComparison(stages=stages, paper=paper, paper_note=note)
 
     def to_json(self) -> str:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.plan._blocks import scale_slot
 from spmdzero.plan._dtypes import itemsize
 from spmdzero.plan._mesh import MeshSpec
 from spmdzero.plan._placement import Placement, Shape
@@ -22,6 +23,8 @@ class ParamSpec:
         moments: its own optimizer slots; None if they are the plan's.
         persistent: whether stage 3 keeps it whole between steps because it is small.
         tensor_dim: the dim that the mesh axis ``tensor`` splits; None for none.
+        eight_bits: its optimizer slots that rest in codes of 8 bits, with scales beside them.
+        shapes: (slot, shape) of the slots of another shape than its own, which are small.
     """
 
     name: str
@@ -31,6 +34,8 @@ class ParamSpec:
     moments: tuple[str, ...] | None = None
     persistent: bool = False
     tensor_dim: int | None = None
+    eight_bits: tuple[str, ...] = ()
+    shapes: tuple[tuple[str, Shape], ...] = ()
 
     def __post_init__(self) -> None:
         itemsize(self.dtype)
@@ -82,6 +87,11 @@ class TensorPlan:
     def moments(self, usual: tuple[str, ...]) -> tuple[str, ...]:
         """The parameter's optimizer slots; `usual` are the slots of the plan."""
         return usual if self.param.moments is None else self.param.moments
+
+    def slots(self, usual: tuple[str, ...]) -> tuple[str, ...]:
+        """The names of all tensors of its optimizer's state: `moments`, and scales of codes."""
+        own = self.moments(usual)
+        return (*own, *(scale_slot(slot) for slot in own if slot in self.param.eight_bits))
 
     def placement(self, role: Role) -> Placement | None:
         """Where the tensor of `role` lives, or None if this parameter has no such role."""

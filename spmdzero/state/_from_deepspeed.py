@@ -103,7 +103,8 @@ def _unwritten(
             if "step" in rule.scalars:
                 step = torch.tensor(host.applied, dtype=torch.float32)
                 yield f"step/{name}", StoredTensor.of(step)
-            for slot in rule.slots if host.applied == 0 else ():
-                shape, value = training.plan[name].shape, rule.initial(slot, group)
-                first = torch.full(shape, value, dtype=torch.float32)
+            plan = training.plan
+            for slot in plan[name].moments(plan.moments) if host.applied == 0 else ():
+                shape = plan.at_rest(f"{slot}/{name}").shape
+                first = torch.full(shape, rule.initial(slot, group), dtype=torch.float32)
                 yield f"{slot}/{name}", StoredTensor.of(first)

@@ -19,6 +19,7 @@ from spmdzero.formats import (
     flat_boxes,
     whole_box,
 )
+from spmdzero.optim import zero_code
 from spmdzero.plan import Layout
 from spmdzero.state._host_state import host_state
 from spmdzero.state._still_placed import require_placed
@@ -35,19 +36,21 @@ class Held:
         stored: the stored tensor.
         shape: the shape of the tensor itself, without padding.
         layout: the layout of `stored`; None if every device holds the whole tensor.
+        padding: the value of elements that `shape` doesn't have.
     """
 
     stored: torch.Tensor
     shape: tuple[int, ...]
     layout: Layout | None = None
+    padding: int = 0
 
     @classmethod
-    def of(cls, stored: torch.Tensor, layout: Layout) -> "Held":
+    def of(cls, stored: torch.Tensor, layout: Layout, *, padding: int = 0) -> "Held":
         """A tensor that is stored as `layout` says."""
         # Each row of a partial is a tensor of its own.
         split = layout if layout.is_sharded or layout.kind == "partial" else None
         shape = layout.shape if layout.is_sharded else tuple(stored.shape)
-        return cls(stored=stored, shape=shape, layout=split)
+        return cls(stored=stored, shape=shape, layout=split, padding=padding)
 
 
 @torch.no_grad()
@@ -107,7 +110,8 @@ def held_tensors(training: Training) -> dict[str, Held]:
         role, _, own = name.partition("/")
         if role == "counter" or (role == "buffer" and own in left_out):
             continue
-        held[name] = Held.of(stored, training.plan.at_rest(name))
+        padding = zero_code(role) if name in training.plan.in_eight_bits else 0
+        held[name] = Held.of(stored, training.plan.at_rest(name), padding=padding)
     return held
 
 

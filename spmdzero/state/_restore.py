@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from spmdzero.backend import arrays, runtime
 from spmdzero.data._seeds import set_generators
 from spmdzero.errors import SpmdZeroCheckpointError
-from spmdzero.formats import Box, HostState, TrainingState
+from spmdzero.formats import Box, HostState, TrainingState, in_eight_bits
 from spmdzero.state._host_state import (
     extra_states,
     take_over_optimizer,
@@ -62,6 +62,7 @@ def restore(training: Training, state: TrainingState, options: LoadOptions) -> L
     Raises:
         SpmdZeroCheckpointError: the state is damaged, or does not fit; nothing has changed.
     """
+    state = in_eight_bits(state, training.plan.in_eight_bits)
     host, optimizer = state.host, training.optimizer
     with_optimizer = options.optimizer and not options.module_only and optimizer is not None
     if optimizer is not None:
@@ -147,7 +148,7 @@ def _part(target: Target, boxes: tuple[Box, ...]) -> torch.Tensor:
     (length,) = arrays.local_shapes(held.stored)[0]
     found = [target.read(box).reshape(-1).to(dtype) for box in boxes]
     flat = torch.cat(found) if found else torch.zeros(0, dtype=dtype)
-    return F.pad(flat, (0, length - math.prod(flat.shape)))
+    return F.pad(flat, (0, length - math.prod(flat.shape)), value=held.padding)
 
 
 @contextlib.contextmanager

@@ -192,7 +192,7 @@ class Boundary:
             (f"{slot}/{member.name}", layout)
             for member in members
             for slot, layout in (
-                *((slot, member.layout) for slot in member.on_host),
+                *member.on_host.items(),
                 *[("parameter", member.at_rest)] * member.at_rest.on_host,
             )
         ]
@@ -211,7 +211,7 @@ class Boundary:
         else holds back no copy of libtpu's: all states would be on the devices at once.
         """
         names = [f"{slot}/{member.name}" for member in members for slot in member.on_host]
-        specs = [member.layout.spec for member in members for _ in member.on_host]
+        specs = [layout.spec for member in members for layout in member.on_host.values()]
         if not names:
             return {}
         tensors = [state[name] for name in names]

@@ -279,9 +279,10 @@ class ZeroOptimizer(torch.optim.Optimizer):
                 layout = plan.at_rest(f"{Role.MASTER}/{name}")
                 self._masters[parameter] = resting(mesh, self._master_of(parameter), layout)
             state["master"] = self._masters[parameter]
-        for slot in rule.slots:
-            layout, value = plan.at_rest(f"{slot}/{name}"), rule.initial(slot, group)
-            zeros = stored_zeros(mesh, layout, dtype_named(plan.slot_dtype(slot)))
+        for slot, dtype in plan.slots(tensor).items():
+            layout = plan.at_rest(f"{slot}/{name}")
+            value = rule.initial(slot, group)
+            zeros = stored_zeros(mesh, layout, dtype_named(dtype))
             made = mesh.lay(zeros + value, layout) if value else zeros
             state[slot] = resting(mesh, made, layout)
         for scalar in rule.scalars:
@@ -361,14 +362,16 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def _member(self, parameter: nn.Parameter) -> Member:
         name, plan = self._held.names[parameter], self._held.plan
+        slots = tuple(self._slots[parameter])
         return Member(
             name=name,
             dtype=parameter.dtype,
-            slots=tuple(self._slots[parameter]),
+            slots=slots,
             reset_at=self.reset_at.get(name, 0),
             layout=plan.at_rest(f"gradient/{name}"),
             at_rest=plan.at_rest(f"parameter/{name}"),
-            on_host=tuple(s for s in self._slots[parameter] if plan.at_rest(f"{s}/{name}").on_host),
+            layouts=tuple(plan.at_rest(f"{slot}/{name}") for slot in slots),
+            eight_bits=plan[name].param.eight_bits,
         )
 
     @torch.no_grad()

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from spmdzero._names import listed
 from spmdzero.backend import arrays, runtime, undistributed
 from spmdzero.errors import SpmdZeroUsageError
-from spmdzero.optim import UpdateRule
+from spmdzero.optim import UpdateRule, decoded, is_signed, recoded, zero_code
+from spmdzero.plan import coded_slot, scale_slot
 from spmdzero.precision import LossScaler
 from spmdzero.step._client_states import STEP
 from spmdzero.step._numbers import take_over_numbers
@@ -56,10 +57,7 @@ class WholeStates:
         ]
         states = {
             number_of[parameter]: {STEP: count - self.reset_at.get(names[parameter], 0)}
-            | {
-                slot: _on_host(tensor, self._own_shape(parameter, slot))
-                for slot, tensor in held.slots[parameter].items()
-            }
+            | {slot: self._whole(parameter, slot) for slot in self._slots(parameter)}
             for parameter in held.trained(self.groups)
         }
         packed = {"state": states, "param_groups": groups}
@@ -87,7 +85,7 @@ class WholeStates:
             count = max(1, int(applied.item())) if any(states.values()) else 0
         for name, state in states.items():
             parameter = members[name]
-            shapes = {slot: self._own_shape(parameter, slot) for slot in held.slots[parameter]}
+            shapes = {slot: self._own_shape(parameter, slot) for slot in self._slots(parameter)}
             _require_fits(name, state, shapes, beside=("master", STEP))
         # The places of a tensor's parts are known only after it is computed.
         runtime.sync()
@@ -98,8 +96,9 @@ class WholeStates:
                 for slot, stored in held.slots.get(parameter, {}).items():
                     if new is None and slot != "master":
                         self._fill(stored, torch.full(stored.shape, rule.initial(slot, group)))
-                    elif new is not None and slot in new:
-                        self._fill(stored, new[slot])
+                for slot, value in ({} if new is None else new).items():
+                    if slot in held.slots.get(parameter, {}):
+                        self._take(parameter, slot, torch.as_tensor(value))
         self._fill(applied, count)
         self.reset_at.clear()
         if counts:
@@ -116,10 +115,37 @@ class WholeStates:
     def _own_shape(self, parameter: torch.Tensor, slot: str) -> tuple[int, ...]:
         return self.held.plan.at_rest(f"{slot}/{self.held.names[parameter]}").shape
 
-    def _fill(self, stored: torch.Tensor, value: Any) -> None:
-        self.held.mesh.overwrite(
-            stored, _device_parts(stored, undistributed(torch.as_tensor(value)))
-        )
+    def _slots(self, parameter: torch.Tensor) -> list[str]:
+        """The states that a state dict has: values in the place of codes and their scales."""
+        coded = self._coded(parameter)
+        return [slot for slot in self.held.slots[parameter] if coded_slot(slot) not in coded]
+
+    def _coded(self, parameter: torch.Tensor) -> tuple[str, ...]:
+        return self.held.plan[self.held.names[parameter]].param.eight_bits
+
+    def _whole(self, parameter: torch.Tensor, slot: str) -> torch.Tensor:
+        slots, shape = self.held.slots[parameter], self._own_shape(parameter, slot)
+        found = _on_host(slots[slot], shape)
+        if slot not in self._coded(parameter):
+            return found
+        scale = scale_slot(slot)
+        scales = _on_host(slots[scale], self._own_shape(parameter, scale))
+        return decoded(found, scales, signed=is_signed(slot))
+
+    def _take(self, parameter: torch.Tensor, slot: str, value: torch.Tensor) -> None:
+        slots = self.held.slots[parameter]
+        if slot in self._coded(parameter):
+            scales = slots[scale_slot(slot)]
+            whole = undistributed(value).detach().cpu().float()
+            value, size = recoded(whole, scales=scales.shape, signed=is_signed(slot))
+            self._fill(scales, size)
+            self._fill(slots[slot], value, padding=zero_code(slot))
+        else:
+            self._fill(slots[slot], value)
+
+    def _fill(self, stored: torch.Tensor, value: Any, *, padding: int = 0) -> None:
+        whole = undistributed(torch.as_tensor(value))
+        self.held.mesh.overwrite(stored, _device_parts(stored, whole, padding=padding))
 
 
 def _on_host(stored: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
@@ -130,11 +156,12 @@ def _on_host(stored: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     return whole[: math.prod(shape)].reshape(shape).clone()
 
 
-def _device_parts(stored: torch.Tensor, whole: torch.Tensor) -> list[torch.Tensor]:
+def _device_parts(stored: torch.Tensor, whole: torch.Tensor, *, padding: int) -> list[torch.Tensor]:
     """The parts of a host's value for each local device, in the form of `stored`."""
     whole = whole.detach().cpu().to(stored.dtype)
     if whole.shape != stored.shape:
-        whole = F.pad(whole.reshape(-1), (0, stored.numel() - whole.numel()))
+        missing = stored.numel() - whole.numel()
+        whole = F.pad(whole.reshape(-1), (0, missing), value=padding)
     return [whole[part].contiguous() for part in arrays.local_slices(stored)]
 
 

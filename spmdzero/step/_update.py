@@ -15,8 +15,8 @@ from spmdzero.backend import (
     same_on_hosts,
     store,
 )
-from spmdzero.optim import Terms, UpdateRule
-from spmdzero.plan import Layout
+from spmdzero.optim import Terms, UpdateRule, decoded, encoded, is_signed
+from spmdzero.plan import Layout, coded_slot, scale_slot
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,10 +67,11 @@ class Member:
         name: the parameter's name in the plan.
         dtype: the parameter's dtype.
         slots: the keys of its state.
-        layout: the layout of its gradient, its master and its slots.
+        layout: the layout of its gradient, its master and the states of its shape.
         at_rest: the layout of the parameter itself between steps.
+        layouts: where each of `slots` lives between steps.
+        eight_bits: the slots that rest in codes of 8 bits, whose scales are slots too.
         reset_at: the count of updates when its state started anew.
-        on_host: the keys of its state that rest in host memory.
     """
 
     name: str
@@ -78,8 +79,15 @@ class Member:
     slots: tuple[str, ...]
     layout: Layout
     at_rest: Layout
+    layouts: tuple[Layout, ...]
+    eight_bits: tuple[str, ...] = ()
     reset_at: int = 0
-    on_host: tuple[str, ...] = ()
+
+    @property
+    def on_host(self) -> dict[str, Layout]:
+        """The slots that rest in host memory, and their layouts."""
+        pairs = zip(self.slots, self.layouts, strict=True)
+        return {slot: layout for slot, layout in pairs if layout.on_host}
 
     def slots_in(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Slot -> tensor, taken from ``"<slot>/<name>"`` in `state`."""
@@ -169,7 +177,6 @@ class GroupUpdate:
             weights = relaid(mesh, parameter.detach(), now=member.at_rest, to=layout)
         # bf16 masters and states are updated in fp32 and rounded.
         weights = weights.float()
-        held = {slot: state[slot].float() for slot in (*rule.slots, *rule.scalars)}
 
         def keep(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
             return new if apply is None else torch.where(apply, new, old)
@@ -178,19 +185,49 @@ class GroupUpdate:
         with programs.scope(f"zero.update/{member.name}"), same_on_hosts():
             grad = mesh.lay(grad, layout)
             terms = Terms(factors=factors, whole=member.on(mesh), keep=keep)
+            held = _in_fp32(member, state)
             new_weights, new = rule.update(weights, grad, held, terms)
             new_weights = keep(new_weights, weights)
-        new = {**new, "master": new_weights}
+            new = _at_rest(member, {**new, "master": new_weights}, state, apply)
         # The cast and the mark come first: the gather would otherwise move fp32.
         stored = mesh.lay(new_weights.to(member.dtype), layout)
         with programs.scope(f"zero.parameter/{member.name}"):
             new_parameter = relaid(mesh, stored, now=layout, to=member.at_rest)
         # With these marks JAX's backend needs no operation for each state of a folded update.
-        values = {slot: new[slot].to(state[slot].dtype) for slot in member.slots}
-        return [new_parameter] + [
-            mesh.whole(value) if slot in rule.scalars else mesh.lay(value, layout)
-            for slot, value in values.items()
-        ]
+        pairs = zip(member.slots, member.layouts, strict=True)
+        return [new_parameter, *(mesh.lay(new[slot], at) for slot, at in pairs)]
+
+
+def _in_fp32(member: Member, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The states as a rule has them, without master: values in the place of codes and scales."""
+    values = {}
+    for slot, tensor in state.items():
+        if slot in member.eight_bits:
+            scales = state[scale_slot(slot)]
+            values[slot] = decoded(tensor, scales, signed=is_signed(slot))
+        elif slot != "master" and coded_slot(slot) not in member.eight_bits:
+            values[slot] = tensor.float()
+    return values
+
+
+def _at_rest(
+    member: Member,
+    new: Mapping[str, torch.Tensor],
+    old: Mapping[str, torch.Tensor],
+    apply: torch.Tensor | None,
+) -> dict[str, torch.Tensor]:
+    """New states in the form of the old ones.
+
+    Codes of the same values need not be the same codes, so that a step that doesn't apply keeps
+    the old ones.
+    """
+    values = {slot: new[slot].to(tensor.dtype) for slot, tensor in old.items() if slot in new}
+    for slot in member.eight_bits:
+        scale = scale_slot(slot)
+        made = encoded(new[slot], scales=old[scale].shape, signed=is_signed(slot))
+        for key, value in zip((slot, scale), made, strict=True):
+            values[key] = value if apply is None else torch.where(apply, value, old[key])
+    return values
 
 
 def master_of_written(

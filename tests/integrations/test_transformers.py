@@ -21,6 +21,7 @@ NUMBERS = ("loss", "grad_norm", "learning_rate", "train_loss", "eval")
 # Of each of them: what else is compared, beside the numbers of the log.
 SCENARIOS: dict[str, tuple[str, ...]] = {
     "accumulation": (),
+    "adafactor": (),
     "classification": (),
     "compute_loss_func": (),
     "config_optimizer": (),
@@ -222,7 +223,6 @@ REFUSED = {
     "evaluated_first": "ValueError: ZeRO inference only makes sense with ZeRO Stage 3",
     "auto_find_batch_size": "SpmdZeroUsageError: auto_find_batch_size=True: Trainer doesn't know",
     "cast_to_evaluate": "SpmdZeroUsageError: bf16_full_eval=True would cast the parameters",
-    "adafactor": "SpmdZeroConfigError: optimizer = 'transformers.optimization.Adafactor'",
 }
 
 

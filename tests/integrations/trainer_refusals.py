@@ -52,9 +52,3 @@ def cast_to_evaluate(side: Side) -> dict[str, Any]:
     trainer = Trainer(gpt2(), arguments, train_dataset=texts(), eval_dataset=texts(27))
     train(trainer)
     return trainer.evaluate()
-
-
-def adafactor(side: Side) -> dict[str, Any]:
-    """Refused: an optimizer whose update needs whole rows and columns."""
-    arguments = side.arguments(optim="adafactor")
-    return train(Trainer(gpt2(), arguments, train_dataset=texts()))

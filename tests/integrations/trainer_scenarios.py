@@ -106,6 +106,12 @@ def stage1(side: Side) -> dict[str, Any]:
     return train(Trainer(gpt2(), side.arguments("stage 1"), train_dataset=texts(padded=True)))
 
 
+def adafactor(side: Side) -> dict[str, Any]:
+    """A second moment of rows and columns."""
+    arguments = side.arguments(optim="adafactor")
+    return train(Trainer(gpt2(), arguments, train_dataset=texts(padded=True)))
+
+
 def uneven(side: Side) -> dict[str, Any]:
     """An epoch of three batches and one of ten rows, one of which the devices can't share."""
     rows = texts(3 * ROWS + 10, padded=True)

@@ -140,7 +140,6 @@ def test_an_optimizer_that_does_not_run_says_which_do():
         "FusedAdam": 'Write "AdamW"',
         "fusedlamb": "the compiler fuses",
         "Adafactr": "Use one of Adam",
-        "Adafactor": "rows and columns",
         "LBFGS": "several times in one step",
         "SparseAdam": "sparse gradients",
         "Foo": "no optimizer of this name. Use one of Adam, AdamW, SGD",

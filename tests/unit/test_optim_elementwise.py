@@ -184,7 +184,6 @@ def test_what_is_not_elementwise_is_refused_with_the_reason(
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("Adafactor", "rows and columns"),
         ("LBFGS", "several times in one step"),
         ("SparseAdam", "sparse gradients"),
         ("Muon", "whole matrices"),
