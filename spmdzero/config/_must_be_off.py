@@ -44,8 +44,6 @@ _ENABLED = {"enabled": False}
 _ONE_PARALLELISM = (
     "the axes of the mesh are data, fsdp, sequence and tensor: there is no other parallelism"
 )
-_COLLECTIVES = "collectives run in fp32, bf16 or fp16"
-_COMM_DTYPE = 'Remove the key; "communication_data_type": "bf16" halves what is sent.'
 
 _PRECISION: dict[str, OffValue | OffSection] = {
     "data_types.buffer_dtype": OffValue(
@@ -71,7 +69,6 @@ _ZERO: dict[str, OffValue | OffSection] = {
         fix='Write true; "gradient_clipping": 0 turns clipping off.',
     ),
     "legacy_stage1": OffValue(reason="DeepSpeed removed its first implementation of stage 1"),
-    "zero_quantized_gradients": OffValue(reason=_COLLECTIVES, fix=_COMM_DTYPE),
     "zero_quantized_nontrainable_weights": OffValue(
         reason="frozen parameters rest in their own dtype",
         fix='Remove the key; "zero_quantized_weights": true has them cross in int8.',

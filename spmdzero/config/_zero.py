@@ -81,6 +81,9 @@ class ZeroConfig(DeepSpeedSection):
         zero_quantized_weights: at stage 3, whether parameters cross in int8, each row of a device's
             shard with a scale, and are computed with as they come out of it (ZeRO++'s qwZ). No
             effect below stage 3, as in DeepSpeed; JAX.
+        zero_quantized_gradients: at stage 3, whether gradients of matrices cross in int8, each row
+            of what goes to one device with a scale, and are summed in fp32 (ZeRO++'s qgZ, which
+            sends 4 bits there). No effect below stage 3, as in DeepSpeed; JAX.
     """
 
     stage: Natural = 0
@@ -120,6 +123,7 @@ class ZeroConfig(DeepSpeedSection):
     use_multi_rank_bucket_allreduce: bool = True
     zero_hpz_partition_size: Natural = 1
     zero_quantized_weights: bool = False
+    zero_quantized_gradients: bool = False
 
     @field_validator("stage")
     @classmethod

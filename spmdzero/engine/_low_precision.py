@@ -19,18 +19,19 @@ def require_low_precision(settings: SpmdZeroConfig) -> None:
         SpmdZeroConfigError: the backend has no such products, or they are slower on these chips.
     """
     products, backend, zero = settings.spmd.products, current(), settings.zero_optimization
-    if zero.zero_quantized_weights and zero.stage < 3:
-        log_once(
-            "zero_quantized_weights has no effect below stage 3, as in DeepSpeed: parameters are "
-            "whole on each device"
-        )
-    elif zero.zero_quantized_weights and not backend.low_precision:
-        raise SpmdZeroConfigError(
-            key="zero_optimization.zero_quantized_weights",
-            value=True,
-            reason=f"the backend {backend.name} gathers parameters in their own dtype",
-            fix='Leave the key out, or write "spmd": {"backend": "jax"}.',
-        )
+    for key, why, moves in (
+        ("zero_quantized_weights", "parameters are whole on each device", "gathers parameters"),
+        ("zero_quantized_gradients", "all stages but 3 sum in full", "sums gradients"),
+    ):
+        if getattr(zero, key) and zero.stage < 3:
+            log_once(f"{key} has no effect below stage 3, as in DeepSpeed: {why}")
+        elif getattr(zero, key) and not backend.low_precision:
+            raise SpmdZeroConfigError(
+                key=f"zero_optimization.{key}",
+                value=True,
+                reason=f"the backend {backend.name} {moves} in their own dtype",
+                fix='Leave the key out, or write "spmd": {"backend": "jax"}.',
+            )
     if products is None:
         return
     if not backend.low_precision:

@@ -40,6 +40,7 @@ from spmdzero.engine._schedule import make_schedule
 from spmdzero.engine._start_line import say_lost_squares, say_offload
 from spmdzero.engine._unwrapped import unwrapped
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError, UsageAssertionError
+from spmdzero.nn._bitsandbytes import of_bitsandbytes, take_values
 from spmdzero.nn._causal_lm import fuse_causal_lm_losses
 from spmdzero.plan import MeshSpec, Role, ShardingPlan
 from spmdzero.precision import GradientScaling, LossScaler, PrecisionPolicy
@@ -66,14 +67,25 @@ logger = logging.getLogger("spmdzero")
 def require_module(model: object) -> nn.Module:
     """Returns the module to train: the model, without what a script for GPUs wrapped it in.
 
+    Linear layers that bitsandbytes has quantized become plain ones.
+
     Raises:
         UsageAssertionError: the model is no module.
+        SpmdZeroUsageError: bitsandbytes has quantized something else of it.
     """
     if not isinstance(model, nn.Module):
         raise UsageAssertionError(
             f"initialize(model=...) needs a torch.nn.Module, got {type(model).__name__}"
         )
-    return unwrapped(model)
+    module = unwrapped(model)
+    if of_bitsandbytes(module):
+        layers = take_values(module)
+        logger.info(
+            "%d linear layers of bitsandbytes are plain ones here, frozen, with the values of "
+            "their 4 or 8 bits (docs/eight_bits.md). ZeRO stage 3 divides them among the devices",
+            layers,
+        )
+    return module
 
 
 def read_settings(config: Any) -> SpmdZeroConfig:
@@ -237,9 +249,8 @@ def place_module(
 
     Raises:
         SpmdZeroUsageError: a parameter's dtype isn't fp32, and neither the bf16 nor the fp16
-            section is on (as in DeepSpeed); or it is bitsandbytes' to compute with.
+            section is on (as in DeepSpeed).
     """
-    _refuse_quantized(model)
     dtype = PrecisionPolicy.from_config(settings).parameter
     if settings.spmd.fused_loss:
         fuse_causal_lm_losses(model)
@@ -262,18 +273,6 @@ def place_module(
             stage=settings.zero_optimization.stage, allowed=settings.zero_allow_untested_optimizer
         )
     return groups
-
-
-def _refuse_quantized(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if type(parameter).__module__.partition(".")[0] == "bitsandbytes":
-            # Not on a GPU it would stay in its dtype, and take as much memory as before.
-            raise SpmdZeroUsageError(
-                f"{name} is a {type(parameter).__name__} of bitsandbytes, which quantizes weights, "
-                "and computes with them, on GPUs. Load the model without it (load_in_4bit, "
-                "load_in_8bit, a BitsAndBytesConfig); ZeRO stage 3 divides frozen weights among "
-                "the devices"
-            )
 
 
 def _require_fp32(model: nn.Module, *, autocast: bool) -> None:
@@ -401,7 +400,9 @@ def _forward(
 
 def _reduction(settings: SpmdZeroConfig, mesh: Mesh) -> Reduction:
     dtype = PrecisionPolicy.from_config(settings).communicate
-    return current().reduction(mesh=mesh, method=settings.spmd.reduction, dtype=dtype)
+    zero = settings.zero_optimization
+    in_int8 = {"in_int8": True} if zero.zero_quantized_gradients and zero.stage == 3 else {}
+    return current().reduction(mesh=mesh, method=settings.spmd.reduction, dtype=dtype, **in_int8)
 
 
 def _region_rules(settings: SpmdZeroConfig) -> RegionRules:

@@ -39,6 +39,7 @@ MEANINGS: dict[str, str] = {
     "per_head_muon": "whether Muon takes each attention head for a matrix: the rows of `q_proj`, "
     "`k_proj`, `v_proj` and their like, by the heads in the model's `config`",
     "torch_adam": "for AdamW, what is not false takes torch's default weight decay, 0.01",
+    "min_8bit_size": "the least number of elements of a parameter whose states rest in 8 bits",
     "total_num_steps": "steps until the decay ends",
     "warmup_max_lr": "a number, or one per parameter group; null is the optimizer's",
     "warmup_min_lr": "a number, or one per parameter group",

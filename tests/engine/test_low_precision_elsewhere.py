@@ -19,6 +19,10 @@ pytestmark = pytest.mark.backends("torch_xla")
             {"zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
             "zero_quantized_weights = True",
         ),
+        (
+            {"zero_optimization": {"stage": 3, "zero_quantized_gradients": True}},
+            "zero_quantized_gradients = True",
+        ),
     ],
 )
 def test_keys_of_8_bits_are_refused_by_name(config: dict[str, Any], said: str) -> None:

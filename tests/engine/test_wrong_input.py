@@ -98,12 +98,39 @@ def test_a_model_that_can_not_be_trained_is_refused_with_the_reason() -> None:
     refused("not a parameter of the model", model_parameters=other.parameters())
 
 
-def test_weights_that_bitsandbytes_computes_with_are_refused() -> None:
-    # Its own class, which is not installed, is of that name, and quantizes as it moves to a GPU.
-    kind: Any = type("Params4bit", (nn.Parameter,), {"__module__": "bitsandbytes.nn.modules"})
+# bitsandbytes' own classes, which is not installed, are of these names. tests/stacks has the real
+# ones.
+KIND: Any = type("Int8Params", (nn.Parameter,), {"__module__": "bitsandbytes.nn.modules"})
+
+
+def test_weights_of_bitsandbytes_that_have_no_values_are_refused() -> None:
     model = nn.Linear(4, 3)
-    model.weight = kind(torch.ones(3, 4), requires_grad=False)
-    refused("weight is a Params4bit of bitsandbytes.*Load the model without it", model=model)
+    model.weight = KIND(torch.ones(3, 4), requires_grad=False)
+    refused("weight is a Int8Params of bitsandbytes that isn't quantized", model=model)
+    table = nn.Embedding(4, 3)
+    table.weight = KIND(torch.ones(4, 3, dtype=torch.int8), requires_grad=False)
+    refused("weight is a Int8Params of bitsandbytes in a Embedding: linear layers", model=table)
+
+
+def test_linear_layers_of_bitsandbytes_become_plain_ones_of_the_same_values() -> None:
+    class Quantized(nn.Linear):
+        """Computes otherwise than its class says."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise AssertionError
+
+    model = nn.Sequential(Quantized(4, 3), nn.Linear(3, 2))
+    few = torch.randint(-127, 128, (3, 4), dtype=torch.int8)
+    model[0].weight = KIND(few, requires_grad=False)
+    model[0].weight.SCB = torch.tensor([1.0, 2.0, 0.5])
+    engine = spmdzero.initialize(model=model, config=config())[0]
+    assert type(engine.module[0]) is nn.Linear
+    values = few * torch.tensor([[1.0], [2.0], [0.5]]) / 127
+    torch.testing.assert_close(engine.module[0].weight.cpu(), values)
+    assert not engine.plan["0.weight"].trainable
+    x = torch.randn(16, 4)
+    expected = torch.nn.functional.linear(x, values, model[0].bias.detach().cpu())
+    torch.testing.assert_close(engine.module[0](x.to(engine.device)).detach().cpu(), expected)
 
 
 def test_a_schedule_that_could_change_nothing() -> None:

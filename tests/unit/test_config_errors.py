@@ -101,7 +101,6 @@ def test_what_is_on_but_not_supported_is_refused_with_the_reason():
         ("zero_optimization.offload_param.device", "gpu", "'none', 'cpu' or 'nvme'"),
         ("zero_optimization.offload_optimizer.ratio", 1.5, "less than or equal to 1"),
         ("zero_optimization.zenflow", {"topk_ratio": 0.1}, "later than others"),
-        ("zero_optimization.zero_quantized_gradients", True, "fp32, bf16 or fp16"),
         (
             "zero_optimization.zero_quantized_nontrainable_weights",
             True,

@@ -206,6 +206,28 @@ class DeviceMesh:
         op = MeshOp(key, within, Space.REPLICA, mesh=self.devices)
         return over(record(op, (own_value(local),), {}, [(shape, local.dtype)])[0])
 
+    def scatter_in_int8(
+        self, local: torch.Tensor, *, axis: str, dim: int, tensor_dim: int | None = None
+    ) -> torch.Tensor:
+        """See `Mesh`: an all-to-all of parts in int8, and of their scales."""
+        shape, length = list(local.shape), self.spec.parts(axis)
+        among = self._dim_of_sequence(shape, but=dim) if tensor_dim is None else None
+        shape[dim] //= length
+
+        def scattered(array: jax.Array) -> jax.Array:
+            parts = jnp.stack(jnp.split(array.astype(jnp.float32), length, axis=dim))
+            scale = jnp.abs(parts).max(axis=-1, keepdims=True) / 127
+            few = jnp.round(parts / jnp.where(scale > 0, scale, 1)).astype(jnp.int8)
+            few, scale = (
+                jax.lax.all_to_all(each, axis, split_axis=0, concat_axis=0) for each in (few, scale)
+            )
+            return (few * scale).sum(axis=0).astype(array.dtype)
+
+        key = ("scatter_in_int8", axis, dim, tensor_dim, *self.key)
+        within = within_sharing(scattered, {"tensor": tensor_dim, "sequence": among})
+        op = MeshOp(key, within, Space.REPLICA, mesh=self.devices)
+        return over(record(op, (own_value(local),), {}, [(shape, local.dtype)])[0])
+
     def _dim_of_sequence(self, shape: Sequence[int], *, but: int) -> int | None:
         """The dim by which devices that share rows add up a gradient, each a part of it."""
         parts = self.spec.sequence

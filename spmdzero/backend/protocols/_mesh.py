@@ -106,6 +106,15 @@ class Mesh(Protocol):
             tensor_dim: the dim that is and stays split over the axis ``tensor``; None for none.
         """
 
+    def scatter_in_int8(
+        self, local: torch.Tensor, *, axis: str, dim: int, tensor_dim: int | None = None
+    ) -> torch.Tensor:
+        """`reduce_scatter` of numbers that cross in int8; called where `low_precision` says so.
+
+        Of what a device sends to another each row has a scale: its largest is 127. They are summed
+        in fp32.
+        """
+
     def all_reduce(
         self, local: torch.Tensor, *, axis: str, tensor_dim: int | None = None
     ) -> torch.Tensor:

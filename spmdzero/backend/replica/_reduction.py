@@ -26,12 +26,15 @@ class GradientReduction:
             another one for its tensor.
         steps: the sizes of the groups that reduce-scatter one after another over the axis fsdp;
             empty for all of it at once.
+        in_int8: whether matrices cross in int8, and all else as ever (ZeRO++'s qgZ; DeepSpeed,
+            runtime/comm/coalesced_collectives.py, `all_to_all_quant_reduce`).
     """
 
     mesh: Mesh
     method: Literal["annotated", "explicit"]
     dtype: torch.dtype | None = None
     steps: tuple[int, ...] = ()
+    in_int8: bool = False
 
     @classmethod
     def over(
@@ -40,6 +43,7 @@ class GradientReduction:
         mesh: Mesh,
         method: Literal["annotated", "explicit", "auto"],
         dtype: torch.dtype | None = None,
+        in_int8: bool = False,
     ) -> "GradientReduction":
         """The reduction that fits the chips: ``"auto"`` is the method that keeps a reduce-scatter.
 
@@ -53,7 +57,7 @@ class GradientReduction:
         if method == "auto":
             several = spec.data > 1 or spec.sequence > 1 or len(steps) > 1
             method = "explicit" if several else "annotated"
-        return cls(mesh, method, dtype, steps)
+        return cls(mesh, method, dtype, steps, in_int8)
 
     def partial(self, local: torch.Tensor) -> torch.Tensor:
         """`[n, *shape]` in global space; row i is the gradient of device i, and nothing moves."""
@@ -87,6 +91,13 @@ class GradientReduction:
         tensor_dim = layout.placement.tensor_dim
         # Of a dim that both axes split the replicas' parts come first until it leaves the region.
         within = {"tensor_dim": None if tensor_dim == layout.placement.dim else tensor_dim}
+        if self._quantizes(local.dim(), layout):
+            moved = self.mesh.scatter_in_int8(local.float(), axis="fsdp", dim=dim, **within)
+            if "data" in names_of(spec.states):
+                moved = self.mesh.scatter_in_int8(moved, axis="data", dim=dim, **within)
+            elif spec.data > 1:
+                moved = self.mesh.all_reduce(moved, axis="data", **within)
+            return moved.to(local.dtype)
         moved = self.mesh.reduce_scatter(moved, axis="fsdp", dim=dim, steps=self.steps, **within)
         if "data" in names_of(spec.states):
             moved = self.mesh.reduce_scatter(moved, axis="data", dim=dim, **within)
@@ -125,7 +136,10 @@ class GradientReduction:
         Vectors count as small, too: libtpu scatters them in no step.
         """
         small = layout.kind == "replicate" or (len(self.steps) > 1 and dims < 2)
-        return self.method == "annotated" or small
+        return small or (self.method == "annotated" and not self._quantizes(dims, layout))
+
+    def _quantizes(self, dims: int, layout: Layout) -> bool:
+        return self.in_int8 and dims > 1 and layout.kind == "shard"
 
     def _annotated(
         self, partial: torch.Tensor, layout: Layout, *, dtype: torch.dtype | None

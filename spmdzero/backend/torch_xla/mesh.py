@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -101,6 +101,10 @@ class DeviceMesh:
         for groups in self.groups(axis, steps):
             local = _private.reduce_scatter(local, dim=dim, count=len(groups[0]), groups=groups)
         return local
+
+    def scatter_in_int8(self, local: torch.Tensor, **_: Any) -> NoReturn:
+        """Never called: this backend has no `low_precision`."""
+        raise NotImplementedError
 
     def all_reduce(
         self, local: torch.Tensor, *, axis: str, tensor_dim: int | None = None

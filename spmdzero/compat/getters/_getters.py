@@ -108,7 +108,11 @@ KEYS = (
         multi_rank_bucket_allreduce=use_multi_rank_bucket_allreduce reduce_bucket_size
         allgather_bucket_size sub_group_size log_trace_cache_warnings""",
     ),
-    ("zero_optimization.zero_", "zero_", "hpz_partition_size quantized_weights"),
+    (
+        "zero_optimization.zero_",
+        "zero_",
+        "hpz_partition_size quantized_weights quantized_gradients",
+    ),
     (
         "zero_optimization.stage3_",
         "zero_",
@@ -138,7 +142,7 @@ FIXED: tuple[tuple[Any, str, str], ...] = (
     (
         False,
         "that is ZeRO++",
-        "zero_quantized_nontrainable_weights zero_quantized_gradients",
+        "zero_quantized_nontrainable_weights",
     ),
     (False, "DeepSpeed removed it", "zero_legacy_stage1"),
     (False, "a checkpoint format that DeepSpeed no longer writes", "zero_elastic_checkpoint"),
