@@ -7,6 +7,7 @@ from typing import Any, ParamSpec
 from spmdzero import engine, profiling
 from spmdzero.audit import audit, doctor
 from spmdzero.compat.engine import DeepSpeedEngine
+from spmdzero.compat.pipe import engine_class_of
 from spmdzero.explain import explain_engine, fit_recompute
 
 _Arguments = ParamSpec("_Arguments")
@@ -25,7 +26,8 @@ def _named_as_deepspeeds(
 ]:
     @functools.wraps(make)
     def initialize(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Any:
-        kwargs.setdefault("engine_class", DeepSpeedEngine)
+        model = kwargs["model"] if "model" in kwargs else args[1] if len(args) > 1 else None
+        kwargs.setdefault("engine_class", engine_class_of(model))
         made = make(*args, **kwargs)
         profiling.attach(made[0])
         fit_recompute(made[0])

@@ -16,6 +16,7 @@ from spmdzero.compat.helpers import (
 )
 from spmdzero.compat.logging import log_dist, logger
 from spmdzero.compat.optimizer import DeepSpeedOptimizer
+from spmdzero.compat.pipe import PipelineEngine, PipelineModule
 from spmdzero.compat.runtime_config import DeepSpeedConfig, DeepSpeedConfigError
 from spmdzero.errors import (
     AuditError,
@@ -56,6 +57,8 @@ __all__ = [
     "NonFiniteError",
     "OnDevice",
     "OutOfRangeError",
+    "PipelineEngine",
+    "PipelineModule",
     "ReplicaRegionError",
     "ShardView",
     "ShardingPlan",

@@ -48,6 +48,7 @@ _CONTEXTS = "GatheredParameters register_external_parameter"
 _ESTIMATES = (
     "estimate_zero2_model_states_mem_needs_all_cold estimate_zero2_model_states_mem_needs_all_live"
 )
+_PIPELINE = "LayerSpec PipelineModule TiedLayerSpec"
 # Path -> module below `spmdzero` -> its names that the path has; "ours=theirs" renames.
 _MADE: dict[str, dict[str, str]] = {
     "accelerator.real_accelerator": {"compat.accelerator": "get_accelerator"},
@@ -67,6 +68,7 @@ _MADE: dict[str, dict[str, str]] = {
     "ops.lion": {"optim": "DeepSpeedCPULion FusedLion"},
     "ops.lion.cpu_lion": {"optim": "DeepSpeedCPULion"},
     "ops.lion.fused_lion": {"optim": "FusedLion"},
+    "pipe": {"compat.pipe": _PIPELINE},
     "runtime": {},
     "runtime.activation_checkpointing": {},
     "runtime.base_optimizer": {
@@ -77,6 +79,12 @@ _MADE: dict[str, dict[str, str]] = {
         "compat.helpers": "RepeatingLoader",
     },
     "runtime.engine": {"compat.engine": "DeepSpeedEngine"},
+    "runtime.pipe": {"compat.pipe": _PIPELINE},
+    "runtime.pipe.engine": {"compat.pipe": "PipelineEngine"},
+    "runtime.pipe.module": {"compat.pipe": f"{_PIPELINE} PipelineError"},
+    "runtime.pipe.topology": {
+        "compat.pipe": "PipeDataParallelTopology PipeModelDataParallelTopology ProcessTopology"
+    },
     "runtime.sequence_parallel": {},
     "runtime.zero": {"compat.zero_contexts": _CONTEXTS, "compat.zero_init": "Init"},
     "runtime.zero.partition_parameters": {

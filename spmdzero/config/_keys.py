@@ -52,7 +52,7 @@ _REASONS = {
     "one process drives all devices, no rank waits for another's collection": "disable_python_gc",
     "what backward recomputes is counted in the program": "flops_profiler: recompute_fwd_factor",
     "the compiler fuses the update": "optimizer: legacy_fusion",
-    "DeepSpeed reads it for a PipelineModule, which spmdzero doesn't train": "pipeline",
+    "a PipelineModule has no stages here: every device runs all of its layers": "pipeline",
     "no timer of its own: wall_clock_breakdown times each step": (
         "timers.throughput: enabled synchronized"
     ),

@@ -65,12 +65,23 @@ class Groups:
         return found
 
     def require_slots(self, moments: Mapping[str, str]) -> None:
-        """Refuses a name in ``spmd.moments`` that is no slot of the optimizer.
+        """Refuses a name in ``spmd.moments`` that is no slot of the optimizer, or rests in 8 bits.
 
         Raises:
             SpmdZeroConfigError: the optimizer has no such slot.
         """
+        coded = {
+            slot.name for own in self.slots_by_parameter().values() for slot in own
+            if slot.eight_bits
+        }  # fmt: skip
         for name, dtype in moments.items():
+            if name in coded:
+                raise SpmdZeroConfigError(
+                    key=f"spmd.moments.{name}",
+                    value=dtype,
+                    reason=f"{self.name} keeps it in 8 bits",
+                    fix="Leave it out, or name the optimizer without 8bit.",
+                )
             if name not in self.slots:
                 there = f"It has {', '.join(self.slots)}." if self.slots else "Leave it out."
                 raise SpmdZeroConfigError(

@@ -27,7 +27,9 @@ def in_eight_bits(state: TrainingState, wanted: Mapping[str, tuple[int, ...]]) -
         word, _, own = name.partition("/")
         slot = coded_slot(word)
         coded = f"{slot}/{own}"
-        if slot is None or coded not in tensors or tensors[name].shape == wanted.get(coded):
+        if slot is None or coded not in tensors or tensors[coded].dtype != torch.uint8:
+            continue
+        if tensors[name].shape == wanted.get(coded):
             continue
         tensors[coded] = _values(tensors[coded], tensors.pop(name), signed=is_signed(slot))
         source[coded] = (coded, name)

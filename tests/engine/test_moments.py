@@ -168,6 +168,7 @@ def test_one_line_says_what_bf16_loses_of_a_mean_of_many_squares(
          "Leave it out."),
         ("SGD", {"momentum": 0.9}, "exp_avg", "It has momentum_buffer."),
         ("Muon", {}, "step", "It has momentum_buffer, exp_avg, exp_avg_sq."),
+        ("AdamW8bit", {"min_8bit_size": 8}, "exp_avg", "AdamW8bit keeps it in 8 bits"),
         ("RMSprop", {"momentum": 0.9}, "exp_avg_sq", "It has square_avg, momentum_buffer."),
     ],
 )  # fmt: skip

@@ -93,6 +93,10 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "sft lora z2_autotp": ("z2_autotp", {}),
     "sft full z2": ("z2", FULL),
     "sft full z3": ("z3", {**FULL, **EVALUATED}),
+    "sft qlora z2": ("z2", {"quantization_bit": 4}),
+    "sft qlora z3": ("z3", {"quantization_bit": 4}),
+    "sft adamw_8bit z2": ("z2", {**FULL, "optim": "adamw_8bit"}),
+    "sft adafactor z3": ("z3", {**FULL, "optim": "adafactor"}),
     "sft freeze z2": ("z2", {"finetuning_type": "freeze", "freeze_trainable_layers": 1}),
     "sft packing z2": ("z2", {"packing": True}),
     "sft neat_packing z3": ("z3", {**FULL, "neat_packing": True}),
@@ -237,3 +241,12 @@ def test_bf16_trains_with_its_own_examples_precision(folder: Path) -> None:
     train(folder, "half-fp32", FULL)
     # bf16 has 8 bits.
     assert logged(folder / "half") == pytest.approx(logged(folder / "half-fp32"), rel=2e-2)
+
+
+def test_fp8_is_the_configs_products(folder: Path) -> None:
+    ended = train(folder, "fp8", {**FULL, "bf16": True, "fp8": True}, "z3")
+    assert "in fp8" in ended.said
+    train(folder, "fp8-fp32", FULL)
+    found, plain = logged(folder / "fp8"), logged(folder / "fp8-fp32")
+    assert found == pytest.approx(plain, rel=3e-2)
+    assert found != logged(folder / "half") if (folder / "half").exists() else True

@@ -59,13 +59,15 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         """,
     ),
     (
-        "spmdzero is data-parallel ZeRO; there is no pipeline or expert parallelism",
+        "spmdzero is data-parallel ZeRO; a pipeline's layers run one after the other on every "
+        "device, and there is no expert parallelism",
         "Train with `spmdzero.initialize`; stage 3 and the axis tensor split what doesn't fit",
         """
-          PipelineModule PipelineEngine pipe DualPipeVModule DualPipeVEngine linear
+          DualPipeVModule DualPipeVEngine linear
         moe: layer ep_count ep_experts ep_kernels ep_repack ep_router ep_tp_dispatch experts
           fused_expert_layout mappings sharded_moe
-        runtime: pipe domino
+        runtime: domino
+        runtime.pipe: p2p schedule
         utils: initialize set_tensor_model_parallel_rank set_tensor_model_parallel_world_size
           DeprecatedException
         utils.groups: initialize set_tensor_model_parallel_rank

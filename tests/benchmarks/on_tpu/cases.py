@@ -234,6 +234,11 @@ ROWS: Mapping[str, Row] = {
             "scan": "on", "recompute": {"offload": ["context"]}, "products": {"dtype": "int8"},
         },
     ),
+    "ours-states8": _ours(
+        "with its blocks in a loop, attention's output kept on the chips, Adam's moments in 8 bits",
+        spmd={"scan": "on", "recompute": {"keep": ["context"]}},
+        optimizer={"type": "AdamW8bit"},
+    ),
     "ours-hosted": _ours(
         "with its blocks in a loop, their inputs and attention's output kept on the host",
         spmd={"scan": "on", "recompute": {"offload": ["input", "context"]}},
@@ -264,7 +269,8 @@ TABLES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     )),
     "llama-2k": ("v6e:2x4", ("ours-nothing",)),
     "llama-8b": (
-        "v6e:2x4", ("ours-scan", "ours-context", "ours-context-int8", "jax-scan", "jax-qkv"),
+        "v6e:2x4",
+        ("ours-scan", "ours-context", "ours-states8", "ours-context-int8", "jax-scan", "jax-qkv"),
     ),
     "llama-8b-7x": ("tpu7x:2x2x2", ("ours-scan", "ours-scan-fp8")),
     "llama-70b": (

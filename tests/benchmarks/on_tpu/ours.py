@@ -26,6 +26,7 @@ def config_of(case: Case, options: Mapping[str, Any]) -> dict[str, Any]:
     """The config of a row with these options."""
     return {
         **TRAINED,
+        "optimizer": {**TRAINED["optimizer"], **options.get("optimizer", {})},
         "train_micro_batch_size_per_gpu": case.rows,
         "zero_optimization": {"stage": case.stage},
         "spmd": {
