@@ -23,7 +23,6 @@ _SAME = {
     "comm": "spmdzero.compat.comm",
     "git_version_info": "spmdzero.compat.git_version_info",
     "launcher.runner": "spmdzero.integrations.launcher.runner",
-    "moe.utils": "spmdzero.compat.moe_utils",
     "refusals": "spmdzero.compat.refusals",
     "runtime.activation_checkpointing.checkpointing": "spmdzero.compat.checkpointing",
     "runtime.config": "spmdzero.compat.runtime_config",
@@ -58,6 +57,13 @@ _MADE: dict[str, dict[str, str]] = {
     "compression.helper": {"compat.helpers": "recursive_getattr recursive_setattr"},
     "launcher": {},
     "moe": {},
+    "moe.experts": {"compat.moe": "Experts"},
+    "moe.layer": {"compat.moe": "MoE"},
+    "moe.sharded_moe": {"compat.moe": "MOELayer TopKGate"},
+    "moe.utils": {
+        "compat.moe": """has_moe_layers is_moe_param is_moe_param_group
+            split_params_into_different_moe_groups_for_optimizer"""
+    },
     "ops": {},
     "ops.adagrad": {},
     "ops.adam": {"optim": "DeepSpeedCPUAdam FusedAdam"},

@@ -126,7 +126,7 @@ import deepspeed
 
 print(deepspeed.DeepSpeedEngine.__module__, os.environ["USE_TORCH_XLA"], sys.argv[1:])
 print(deepspeed.get_accelerator().device_count())
-for module in ("plan", "comm.comm", "launcher.launch", "moe.layer"):
+for module in ("plan", "comm.comm", "launcher.launch", "moe.mappings"):
     try:
         importlib.import_module(f"deepspeed.{module}")
     except ModuleNotFoundError as error:
@@ -138,7 +138,7 @@ spmdzero.compat.engine false ['--devices', '5', '-m']
 deepspeed.plan spmdzero stands for it here, and has th
 deepspeed.comm.comm spmdzero stands for it here, and has th
 deepspeed.launcher.launch spmdzero stands for it here, and has th
-deepspeed.moe.layer spmdzero is data-parallel ZeRO; there i
+deepspeed.moe.mappings spmdzero is data-parallel ZeRO; a pipel
 """
 
 

@@ -1,16 +1,13 @@
-"""Scripts with an option for experts start and train without it; the layer itself is refused."""
+"""Scripts with an option for experts start and train without it."""
 
 import pytest
 import torch
 from spmdzero.compression.helper import recursive_getattr
 from spmdzero.moe.utils import (
     has_moe_layers,
-    is_moe_param,
     is_moe_param_group,
     split_params_into_different_moe_groups_for_optimizer,
 )
-
-import spmdzero
 
 pytestmark = pytest.mark.backends("any")
 
@@ -22,16 +19,6 @@ def test_a_model_without_experts_has_the_groups_that_it_had() -> None:
     assert found["params"] == [model.weight, model.bias]
     assert not is_moe_param_group(found)
     assert has_moe_layers(model) == (False, 0)
-
-
-def test_an_experts_parameter_and_the_layer_are_refused() -> None:
-    expert = torch.nn.Parameter(torch.zeros(2))
-    expert.allreduce = False  # pyrefly: ignore[missing-attribute]
-    assert is_moe_param(expert)
-    with pytest.raises(spmdzero.SpmdZeroUsageError, match="no pipeline or expert parallelism"):
-        split_params_into_different_moe_groups_for_optimizer([{"params": [expert]}])
-    with pytest.raises(AttributeError, match="no pipeline or expert parallelism"):
-        _ = spmdzero.moe.layer.MoE
 
 
 def test_what_is_left_of_compression_are_the_helpers() -> None:

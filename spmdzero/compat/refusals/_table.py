@@ -64,8 +64,8 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "Train with `spmdzero.initialize`; stage 3 and the axis tensor split what doesn't fit",
         """
           DualPipeVModule DualPipeVEngine linear
-        moe: layer ep_count ep_experts ep_kernels ep_repack ep_router ep_tp_dispatch experts
-          fused_expert_layout mappings sharded_moe
+        moe: ep_count ep_experts ep_kernels ep_repack ep_router ep_tp_dispatch
+          fused_expert_layout mappings
         runtime: domino
         runtime.pipe: p2p schedule
         utils: initialize set_tensor_model_parallel_rank set_tensor_model_parallel_world_size
