@@ -18,6 +18,7 @@ from spmdzero.explain import Topology
 from spmdzero.nn import linear_cross_entropy
 from spmdzero.plan import Role
 from spmdzero.search._asked import Asked, asked_for
+from spmdzero.search._funnel import unshared
 from spmdzero.search._knobs import CONTEXT, CONTEXT_ON_HOST, Blocks, Candidate, Stays
 from spmdzero.search._learnt import Seen, predicted
 from spmdzero.search._model import Forward, seen_forward
@@ -398,3 +399,17 @@ def test_the_space_of_a_large_slice_is_thousands_and_no_more() -> None:
     _, _, candidates = searched(rows=1024, topology=Topology.parse("v5p:4x4x4"))
     assert 1000 < len(candidates) < 100_000
     assert math.prod(V5E.shape) == 8
+
+
+def test_a_way_without_shared_replicas_comes_second_where_the_first_shares_them() -> None:
+    rough = Rough(states=1, rest=1.0, seconds=1.0)
+    alone, shared = (Candidate(stage=2, rows=2, accumulation=1, tensor=n) for n in (1, 2))
+    ways = {alone: rough, shared: rough}
+
+    def seen_of(candidate: Candidate) -> Seen:
+        return Seen(candidate=candidate, rough=rough, seconds=1.0, peak=1)
+
+    assert unshared(ways, []) == {}
+    assert list(unshared(ways, [seen_of(shared)])) == [alone]
+    assert unshared(ways, [seen_of(shared), seen_of(alone)]) == {}
+    assert unshared({shared: rough}, [seen_of(shared)]) == {}
