@@ -14,6 +14,7 @@ RECORDED: dict[str, dict[str, Any]] = json.loads(
 # Names whose parameters are our own, and why.
 OTHER_PARAMETERS = {
     "deepspeed.DeepSpeedEngine": "made by initialize, never by hand",
+    "deepspeed.PipelineEngine": "made by initialize, never by hand",
     "deepspeed.DeepSpeedOptimizer": "made by initialize, never by hand",
     "deepspeed.accelerator.DeepSpeedAccelerator": "made by get_accelerator",
     "deepspeed.utils.tensor_fragment": "a module here; the class of that name is a flat buffer's",

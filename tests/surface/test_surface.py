@@ -60,12 +60,12 @@ def test_a_refused_name_raises_one_clear_error_when_it_is_used() -> None:
 
 
 def test_a_refused_class_can_be_asked_about() -> None:
-    assert not isinstance(object(), spmdzero.PipelineModule)
+    assert not isinstance(object(), spmdzero.DualPipeVModule)
 
-    class Pipeline(spmdzero.PipelineModule):
+    class Pipeline(spmdzero.DualPipeVModule):
         pass
 
-    with pytest.raises(spmdzero.SpmdZeroUsageError, match="no pipeline or expert"):
+    with pytest.raises(spmdzero.SpmdZeroUsageError, match="there is no expert parallelism"):
         Pipeline()
 
 
@@ -81,10 +81,10 @@ def test_docs_api_surface_md_is_what_its_command_writes() -> None:
 
 def test_importing_a_refused_module_says_why() -> None:
     for module, refused in {
-        "moe.layer": "moe.layer",
-        "pipe": "pipe",
+        "moe.mappings": "moe.mappings",
         "ops.op_builder": "ops.op_builder",
-        "runtime.pipe.topology": "runtime.pipe",
+        "runtime.pipe.schedule": "runtime.pipe.schedule",
+        "runtime.domino.transformer": "runtime.domino",
         "runtime.zero.stage3": "runtime.zero.stage3",
     }.items():
         with pytest.raises(ModuleNotFoundError) as caught:
@@ -120,9 +120,9 @@ def test_a_module_that_is_nobodys_is_not_found_as_ever() -> None:
 
 
 def test_what_is_inside_of_a_refused_name_is_refused_with_its_reason() -> None:
-    with pytest.raises(AttributeError, match=r"deepspeed\.moe\.layer\.MoE: spmdzero is data-"):
-        _ = spmdzero.moe.layer.MoE
-    assert not hasattr(spmdzero.moe.layer, "MoE")
+    with pytest.raises(AttributeError, match=r"moe\.mappings\.gather_tokens: spmdzero is"):
+        _ = spmdzero.moe.mappings.gather_tokens
+    assert not hasattr(spmdzero.moe.mappings, "gather_tokens")
 
 
 def test_the_names_of_a_schedules_parameters_are_deepspeeds() -> None:

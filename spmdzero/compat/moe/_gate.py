@@ -5,6 +5,7 @@ are of s tokens, e experts, k choices, and c places of an expert.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -149,27 +150,27 @@ class TopKGate(nn.Module):
         own = own / own.sum(-1, keepdim=True).clamp(min=torch.finfo(gates.dtype).eps)
         kept, weights = mask.gather(1, chosen) > 0, own.gather(1, chosen)
         return _routes(
-            l_aux, capacity,
-            *(list(each.unbind(1)) for each in (chosen, kept, places, weights)), counts,
+            l_aux, capacity, chosen.unbind(1), kept.unbind(1), places.unbind(1),
+            weights.unbind(1), counts,
         )  # fmt: skip
 
 
 def _routes(
     l_aux: Tensor,
     capacity: int,
-    chosen: list[Tensor],
-    kept: list[Tensor],
-    places: list[Tensor],
-    weights: list[Tensor],
+    chosen: Sequence[Tensor],
+    kept: Sequence[Tensor],
+    places: Sequence[Tensor],
+    weights: Sequence[Tensor],
     counts: Tensor,
 ) -> Routes:
-    experts = torch.stack(chosen)
+    experts = torch.stack(list(chosen))
     return Routes(
         l_aux=l_aux,
         capacity=capacity,
-        experts=torch.where(torch.stack(kept), experts, torch.full_like(experts, -1)),
-        places=torch.stack(places).long(),
-        weights=torch.stack(weights),
+        experts=torch.where(torch.stack(list(kept)), experts, torch.full_like(experts, -1)),
+        places=torch.stack(list(places)).long(),
+        weights=torch.stack(list(weights)),
         counts=counts,
     )
 

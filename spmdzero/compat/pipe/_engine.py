@@ -20,7 +20,7 @@ class PipelineEngine(DeepSpeedEngine):
     _pairs_to_train: Iterator[Any] | None = None
     _make_pair: Callable[[Any], Any] | None = None
 
-    def train_batch(self, data_iter: Iterator[Any] | None = None) -> torch.Tensor:
+    def train_batch(self, data_iter: Any = None) -> torch.Tensor:
         """Trains a step; returns its mean loss, 0-dim on the device.
 
         Args:

@@ -19,6 +19,8 @@ class ProcessTopology:
 
     def __init__(self, axes: Sequence[str], dims: Sequence[int]) -> None:
         self.axes, self.dims = list(axes), list(dims)
+        # The axes are known only here, and DeepSpeed's places have an attribute for each.
+        # pyrefly: ignore[bad-class-definition]
         self.ProcessCoord: Any = namedtuple("ProcessCoord", axes)
         places = itertools.product(*map(range, dims))
         self.mapping = {self.ProcessCoord(*place): rank for rank, place in enumerate(places)}
