@@ -200,7 +200,7 @@ def _from_torch(
     # Groups without parameters stay. DeepSpeed drops them, which moves the later groups away from
     # the lr that a schedule has for each group by its index.
     rules = rules_from_torch(optimizer, device=device)
-    in_fp32 = [members.renewed.get(p, p) for p in kept_in_fp32(optimizer)]
+    in_fp32 = [members.renewed.get(p, p) for p in kept_in_fp32(optimizer, placed=members.names)]
     for group in optimizer.param_groups:
         group["params"] = members.of(group)
     members.check(optimizer.param_groups)

@@ -44,7 +44,7 @@ def take_values(model: nn.Module) -> int:
                     "of their 4 or 8 bits, and nothing else. Load the model without it "
                     "(load_in_4bit, load_in_8bit, a BitsAndBytesConfig)"
                 )
-            values = _values(at, parameter)
+            values = _values(at, parameter, module)
             module.__class__ = nn.Linear
             module.weight = nn.Parameter(values, requires_grad=False)
             count += 1
@@ -58,8 +58,11 @@ def _is_of_library(parameter: torch.Tensor) -> bool:
 
 
 @torch.no_grad()
-def _values(name: str, parameter: Any) -> torch.Tensor:
+def _values(name: str, parameter: Any, module: Any) -> torch.Tensor:
     state, scales = (getattr(parameter, key, None) for key in ("quant_state", "SCB"))
+    if scales is None:
+        # The first forward of a layer of 8 bits moves its scales there.
+        scales = getattr(getattr(module, "state", None), "SCB", None)
     if state is not None:
         functional = importlib.import_module(f"{_LIBRARY}.functional")
         return functional.dequantize_4bit(parameter.data, state)

@@ -1,5 +1,6 @@
 """Optimizers of bitsandbytes, recognised without its import: their states may rest in 8 bits."""
 
+from collections.abc import Container
 from typing import Any, NoReturn
 
 import torch
@@ -42,8 +43,12 @@ def rule_of_bitsandbytes(optimizer: Any) -> UpdateRule | None:
     )
 
 
-def kept_in_fp32(optimizer: Any) -> list[torch.Tensor]:
+def kept_in_fp32(optimizer: Any, *, placed: Container[torch.Tensor]) -> list[torch.Tensor]:
     """The parameters whose states its GlobalOptimManager keeps in 32 bits, as Trainer's embeddings.
+
+    Args:
+        optimizer: of any library.
+        placed: the parameters that are on the devices, in the place of the optimizer's.
 
     Raises:
         SpmdZeroConfigError: it overrides something else.
@@ -53,7 +58,11 @@ def kept_in_fp32(optimizer: Any) -> list[torch.Tensor]:
     manager = optimizer.mng
     members = [p for group in optimizer.param_groups for p in group["params"]]
     told = [(p, manager.pid2config[id(p)]) for p in members if id(p) in manager.pid2config]
-    told += [(getattr(m, name), what) for m, name, what in manager.module_weight_config_triple]
+    own = {id(p) for p in members}
+    for module, name, what in manager.module_weight_config_triple:
+        # It is one manager for all models of a process.
+        if id(parameter := getattr(module, name)) in own or parameter in placed:
+            told.append((parameter, what))
     for _, what in told:
         if what != {"optim_bits": 32}:
             _refuse(

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from spmdzero._logging import log_once
 from spmdzero.config import OPTIMIZERS
 from spmdzero.optim._adafactor import Adafactor, TorchAdafactor
 from spmdzero.optim._adagrad import Adagrad
@@ -153,6 +154,13 @@ def _known_rule(optimizer: torch.optim.Optimizer, first: Mapping[str, Any]) -> U
     cls = type(optimizer)
     if (cls.__module__, cls.__name__) == ("transformers.optimization", "Adafactor"):
         choices = ("scale_parameter", "relative_step", "warmup_init")
+        for group in optimizer.param_groups if first["relative_step"] else ():
+            if group["lr"] is None:
+                group["lr"] = 0.0
+                log_once(
+                    "Adafactor's relative_step finds its own learning rate at each step: groups "
+                    "show 0.0, and a schedule has no effect"
+                )
         return Adafactor(
             first_moment=first["beta1"] is not None, **{name: first[name] for name in choices}
         )

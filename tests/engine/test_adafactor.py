@@ -1,5 +1,6 @@
 """Adafactor, transformers' and torch's, on shards, beside the classes themselves."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from transformers.optimization import Adafactor
 
 import spmdzero
 from spmdzero.backend import arrays
-from spmdzero.errors import SpmdZeroConfigError
+from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError
+from spmdzero.formats import Conversion, convert
 from spmdzero.inspect import measure
 from spmdzero.plan import Role
 from tests.engine.test_eight_bit_states import Net, assert_same, batch, state, train
@@ -122,3 +124,20 @@ def test_groups_that_differ_in_what_is_compiled_are_refused() -> None:
     config = engines.config(zero_allow_untested_optimizer=True)
     with pytest.raises(SpmdZeroConfigError, match=r"optimizer\.params\.beta1 = None"):
         spmdzero.initialize(model=model, optimizer=Adafactor(groups), config=config)
+
+
+@pytest.mark.parametrize("to", ["universal", "deepspeed"])
+def test_deepspeeds_files_have_no_rows_and_say_so(to: Any, tmp_path: Path) -> None:
+    engine = start(Adafactor)
+    train(engine, 0, 1)
+    engine.save_checkpoint(tmp_path)
+    with pytest.raises(SpmdZeroUsageError, match="Adafactor's rows and columns haven't"):
+        convert(tmp_path, tmp_path / "out", Conversion(to=to, ranks=2))
+
+
+def test_a_rate_that_it_finds_itself_is_shown_as_0(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "spmdzero"):
+        engine = start(Adafactor, steps_per_print=1)
+        train(engine, 0, 2)
+    assert engine.get_lr() == [0.0]
+    assert "Adafactor's relative_step finds its own learning rate" in caplog.text

@@ -119,6 +119,26 @@ def test_a_function_makes_pairs_of_batches() -> None:
         plain_engine.train_batch(iter([{"tokens": 1}]))
 
 
+def test_a_function_makes_pairs_of_the_engines_own_loader_too() -> None:
+    data = [{"tokens": tokens[0], "labels": labels[0]} for tokens, labels in pairs(16)]
+    engine = spmdzero.initialize(model=pipeline(), config=engines.config(), training_data=data)[0]
+    with pytest.raises(SpmdZeroUsageError, match="a pair of inputs and labels"):
+        engine.train_batch()
+    engine.set_batch_fn(lambda batch: (batch["tokens"], batch["labels"]))
+    assert engine.train_batch().item() > 0
+
+
+def test_labels_may_be_several() -> None:
+    def masked(logits: torch.Tensor, labels: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return (loss_of(logits, labels[0]) * labels[1]).mean()
+
+    engine = start(loss_fn=masked)
+    batches = [(tokens, (labels, torch.ones(8))) for tokens, labels in pairs(2, seed=3)]
+    loss = engine.eval_batch(iter(batches))
+    again, _ = engine.eval_batch(iter(batches), return_logits=True)
+    assert again.item() == pytest.approx(loss.item(), rel=1e-6)
+
+
 def test_its_own_loader_is_used_over_and_over() -> None:
     data = [(tokens[0], labels[0]) for tokens, labels in pairs(16)]
     engine, _, loader, _ = spmdzero.initialize(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from spmdzero.compat.engine import DeepSpeedEngine
 from spmdzero.compat.pipe._module import PipelineModule
@@ -37,7 +38,9 @@ class PipelineEngine(DeepSpeedEngine):
         if data_iter is not None:
             self.set_dataiterator(data_iter)
         self.module.train()
-        given = self._pairs_to_train
+        given, loader = self._pairs_to_train, self._training.training_dataloader
+        if given is None and loader is not None:
+            given = loader.stream()
         return super().train_batch(None if given is None else self._adapted(given))
 
     @torch.no_grad()
@@ -71,7 +74,9 @@ class PipelineEngine(DeepSpeedEngine):
                 continue
             outputs = self(inputs)
             if compute_loss and pipeline.loss_fn is not None:
-                found.append(pipeline.loss_fn(outputs, labels.to(self.device)))
+                found.append(
+                    pipeline.loss_fn(outputs, tree_map_only(torch.Tensor, self._placed, labels))
+                )
             else:
                 found.append(outputs)
         whole = found if reduce_output is None else sum(found[1:], start=found[0]) / len(found)
@@ -96,6 +101,9 @@ class PipelineEngine(DeepSpeedEngine):
     def is_last_stage(self) -> bool:
         """True: every process has all layers."""
         return True
+
+    def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.device)
 
     def _adapted(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:

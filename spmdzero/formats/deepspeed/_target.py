@@ -64,6 +64,16 @@ class Target:
                 f"{self.state.source} is in the middle of gradient accumulation, which DeepSpeed's "
                 "files can't hold. Save after a gradient accumulation boundary"
             )
+        shapes = {name: tensor.shape for name, tensor in self.named("parameter").items()}
+        for key, tensor in self.state.tensors.items():
+            slot, _, name = key.partition("/")
+            if slot not in _NOT_SLOTS and tensor.shape not in ((), shapes.get(name, tensor.shape)):
+                raise SpmdZeroUsageError(
+                    f"{self.state.source}: {slot} of {name} has the shape {list(tensor.shape)}, "
+                    "and DeepSpeed's files hold states of a parameter's own shape, which "
+                    "Adafactor's rows and columns haven't. Save by save_checkpoint, or write its "
+                    "weights: safetensors, fp32 or dcp"
+                )
         reset = [n for g in self.state.host.param_groups for n in g.get(RESET_AT, ())]
         if reset:
             raise SpmdZeroUsageError(
