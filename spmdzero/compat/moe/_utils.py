@@ -1,4 +1,4 @@
-"""What `deepspeed.moe.utils` answers of models and of optimizers' groups."""
+"""Asks models and groups of an optimizer about experts: `deepspeed.moe.utils`."""
 
 from collections.abc import Iterator
 from typing import Any
