@@ -228,6 +228,8 @@ class ShardingPlan(Shown):
 
     def slots(self, tensor: TensorPlan) -> dict[str, str]:
         """Each tensor of the optimizer's state of a parameter -> the dtype in which it rests."""
+        if tensor.placement(Role.MOMENT) is None:
+            return {}
         return {
             slot: "uint8"
             if slot in tensor.param.eight_bits
