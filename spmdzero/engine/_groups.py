@@ -70,6 +70,8 @@ class Groups:
         Raises:
             SpmdZeroConfigError: the optimizer has no such slot.
         """
+        if not moments:
+            return
         coded = {
             slot.name for own in self.slots_by_parameter().values() for slot in own
             if slot.eight_bits

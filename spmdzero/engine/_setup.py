@@ -40,7 +40,7 @@ from spmdzero.engine._schedule import make_schedule
 from spmdzero.engine._start_line import say_lost_squares, say_offload
 from spmdzero.engine._unwrapped import unwrapped
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError, UsageAssertionError
-from spmdzero.nn._bitsandbytes import of_bitsandbytes, take_values
+from spmdzero.nn._bitsandbytes import take_values
 from spmdzero.nn._causal_lm import fuse_causal_lm_losses
 from spmdzero.plan import MeshSpec, Role, ShardingPlan
 from spmdzero.precision import GradientScaling, LossScaler, PrecisionPolicy
@@ -78,8 +78,7 @@ def require_module(model: object) -> nn.Module:
             f"initialize(model=...) needs a torch.nn.Module, got {type(model).__name__}"
         )
     module = unwrapped(model)
-    if of_bitsandbytes(module):
-        layers = take_values(module)
+    if layers := take_values(module):
         logger.info(
             "%d linear layers of bitsandbytes are plain ones here, frozen, with the values of "
             "their 4 or 8 bits (docs/eight_bits.md). ZeRO stage 3 divides them among the devices",

@@ -14,18 +14,13 @@ _AROUND = {"Linear4bit": "Linear", "Linear8bitLt": "Linear"}
 _TOLD = ("is_loaded_in_4bit", "is_loaded_in_8bit", "is_quantized")
 
 
-def of_bitsandbytes(model: nn.Module) -> list[str]:
-    """Names of the parameters that bitsandbytes has quantized."""
-    return [name for name, parameter in model.named_parameters() if _is_of_library(parameter)]
-
-
 def take_values(model: nn.Module) -> int:
     """Makes quantized linear layers plain ones, in place, with the values that they compute with.
 
     They are frozen. Layers of peft around them, and what transformers notes on a model, follow.
     The library is on the host's CPU already, as it made the weights.
 
-    Returns the number of layers.
+    Returns the number of layers, 0 of a model without any, which stays as it is.
 
     Raises:
         SpmdZeroUsageError: a parameter of bitsandbytes in another module than a linear layer, or
@@ -48,7 +43,7 @@ def take_values(model: nn.Module) -> int:
             module.__class__ = nn.Linear
             module.weight = nn.Parameter(values, requires_grad=False)
             count += 1
-    for module in model.modules():
+    for module in model.modules() if count else ():
         _follow(module)
     return count
 

@@ -17,9 +17,9 @@ from tests.oracle.pipeline import (
     WIDTH,
     Block,
     Table,
+    layers_of,
     loss_of,
     pairs,
-    scores,
 )
 from tests.support import engines
 
@@ -32,13 +32,7 @@ EVALUATED = 50.272979736328125
 
 def pipeline(**more: Any) -> PipelineModule:
     torch.manual_seed(0)
-    layers = [
-        TiedLayerSpec("table", Table, VOCABULARY, WIDTH),
-        *[LayerSpec(Block, WIDTH) for _ in range(4)],
-        nn.LayerNorm(WIDTH),
-        lambda x: x * 2,
-        TiedLayerSpec("table", Table, VOCABULARY, WIDTH, forward_fn=scores),
-    ]
+    layers = layers_of(LayerSpec, TiedLayerSpec)
     return PipelineModule(layers, **{"num_stages": 2, "loss_fn": loss_of} | more)
 
 

@@ -5,7 +5,6 @@
 One process on gloo; it needs no spmdzero.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+
+from tests.oracle.alone import start_deepspeed
 
 DATA = Path(__file__).parents[1] / "data" / "experts.npz"
 WIDTH, EXPERTS, ROWS, LENGTH = 16, 4, 8, 12
@@ -66,14 +67,9 @@ def results(made: nn.Module, x: torch.Tensor) -> dict[str, np.ndarray]:
 
 def main() -> None:
     """Writes the file."""
-    os.environ |= {
-        "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29578",
-    }  # fmt: skip
-    import deepspeed
+    start_deepspeed(port=29578)
     from deepspeed.moe.layer import MoE
 
-    deepspeed.init_distributed("gloo")
     found: dict[str, Any] = {}
     for name in LAYERS:
         made = layer(MoE, name)

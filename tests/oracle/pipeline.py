@@ -5,11 +5,13 @@
 One process on gloo, one stage; it needs no spmdzero.
 """
 
-import os
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
+
+from tests.oracle.alone import start_deepspeed
 
 VOCABULARY, WIDTH, LENGTH = 64, 32, 8
 MICRO_BATCHES, STEPS = 2, 4
@@ -49,24 +51,25 @@ def pairs(count: int, *, seed: int = 0) -> Iterator[tuple[torch.Tensor, torch.Te
         yield tokens, tokens.roll(-1, 1)
 
 
+def layers_of(layer: Any, tied_layer: Any) -> list[Any]:
+    """The layers, by DeepSpeed's `LayerSpec` and `TiedLayerSpec`, or ours."""
+    return [
+        tied_layer("table", Table, VOCABULARY, WIDTH),
+        *[layer(Block, WIDTH) for _ in range(4)],
+        nn.LayerNorm(WIDTH),
+        lambda x: x * 2,
+        tied_layer("table", Table, VOCABULARY, WIDTH, forward_fn=scores),
+    ]
+
+
 def main() -> None:
     """Trains and evaluates."""
-    os.environ |= {
-        "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29577",
-    }  # fmt: skip
+    start_deepspeed(port=29577)
     import deepspeed
     from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 
-    deepspeed.init_distributed("gloo")
     torch.manual_seed(0)
-    layers = [
-        TiedLayerSpec("table", Table, VOCABULARY, WIDTH),
-        *[LayerSpec(Block, WIDTH) for _ in range(4)],
-        nn.LayerNorm(WIDTH),
-        lambda x: x * 2,
-        TiedLayerSpec("table", Table, VOCABULARY, WIDTH, forward_fn=scores),
-    ]
+    layers = layers_of(LayerSpec, TiedLayerSpec)
     model = PipelineModule(layers, num_stages=1, loss_fn=loss_of)
     adamw = {"lr": 1e-3, "torch_adam": True, "weight_decay": 0.0}
     config = {

@@ -23,6 +23,10 @@ QUANTIZED = _ops.quantized.default
 SCALED_PRODUCT = _ops.scaled_product.default
 
 
+LEAST = 1e-30
+"""Divides a row of zeros, whose largest size has no reciprocal."""
+
+
 def largest(dtype: torch.dtype) -> float:
     """The largest number of a dtype of 8 bits; of int8 127, so that signs are alike."""
     return 127.0 if dtype is torch.int8 else torch.finfo(dtype).max

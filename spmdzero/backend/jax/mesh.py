@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from jax.sharding import NamedSharding
 
+from spmdzero.backend.forms._quantized import LEAST, largest
 from spmdzero.backend.jax._memory import rests_on_host
 from spmdzero.backend.jax._versions import wide_numbers
 from spmdzero.backend.jax.axes._slice import devices_by_host, within_sharing
@@ -26,6 +27,7 @@ from spmdzero.backend.jax.lazy._tensor import LazyTensor, over
 from spmdzero.backend.jax.lazy._uploads import MOST_BYTES, Upload
 from spmdzero.backend.jax.lazy._values import Space, Value, record
 from spmdzero.backend.jax.lazy._writes import write
+from spmdzero.backend.jax.ops.quantized import absmax, quantized
 from spmdzero.backend.protocols._mesh import REPLICATED, PartitionSpec
 from spmdzero.plan import Layout, MeshSpec, axes_of_region, names_of
 
@@ -188,9 +190,7 @@ class DeviceMesh:
             steps: factors of the axis's length, one reduce-scatter for each; empty for one in all.
             tensor_dim: the dim that is and stays split over the axis ``tensor``; None for none.
         """
-        shape, length = list(local.shape), self.spec.parts(axis)
-        among = self._dim_of_sequence(shape, but=dim) if tensor_dim is None else None
-        shape[dim] //= length
+        length = self.spec.parts(axis)
         places = np.arange(length).reshape(steps or (length,))
 
         def scattered(array: jax.Array) -> jax.Array:
@@ -201,31 +201,44 @@ class DeviceMesh:
                 )
             return array
 
-        key = ("reduce_scatter", axis, dim, steps, tensor_dim, *self.key)
-        within = within_sharing(scattered, {"tensor": tensor_dim, "sequence": among})
-        op = MeshOp(key, within, Space.REPLICA, mesh=self.devices)
-        return over(record(op, (own_value(local),), {}, [(shape, local.dtype)])[0])
+        key = ("reduce_scatter", axis, dim, steps, tensor_dim)
+        return self._scattered(local, scattered, key, length=length, dim=dim, tensor_dim=tensor_dim)
 
     def scatter_in_int8(
         self, local: torch.Tensor, *, axis: str, dim: int, tensor_dim: int | None = None
     ) -> torch.Tensor:
         """See `Mesh`: an all-to-all of parts in int8, and of their scales."""
-        shape, length = list(local.shape), self.spec.parts(axis)
-        among = self._dim_of_sequence(shape, but=dim) if tensor_dim is None else None
-        shape[dim] //= length
+        length = self.spec.parts(axis)
 
         def scattered(array: jax.Array) -> jax.Array:
-            parts = jnp.stack(jnp.split(array.astype(jnp.float32), length, axis=dim))
-            scale = jnp.abs(parts).max(axis=-1, keepdims=True) / 127
-            few = jnp.round(parts / jnp.where(scale > 0, scale, 1)).astype(jnp.int8)
-            few, scale = (
-                jax.lax.all_to_all(each, axis, split_axis=0, concat_axis=0) for each in (few, scale)
+            parts = jnp.stack(jnp.split(array, length, axis=dim))
+            size = absmax(parts, (-1,))
+            few = quantized(parts, largest(torch.int8) / jnp.maximum(size, LEAST), torch.int8)
+            few, unit = (
+                jax.lax.all_to_all(each, axis, split_axis=0, concat_axis=0)
+                for each in (few, size / largest(torch.int8))
             )
-            return (few * scale).sum(axis=0).astype(array.dtype)
+            return (few * unit).sum(axis=0).astype(array.dtype)
 
-        key = ("scatter_in_int8", axis, dim, tensor_dim, *self.key)
-        within = within_sharing(scattered, {"tensor": tensor_dim, "sequence": among})
-        op = MeshOp(key, within, Space.REPLICA, mesh=self.devices)
+        key = ("scatter_in_int8", axis, dim, tensor_dim)
+        return self._scattered(local, scattered, key, length=length, dim=dim, tensor_dim=tensor_dim)
+
+    def _scattered(
+        self,
+        local: torch.Tensor,
+        scatter: Callable[[jax.Array], jax.Array],
+        key: tuple[Any, ...],
+        *,
+        length: int,
+        dim: int,
+        tensor_dim: int | None,
+    ) -> torch.Tensor:
+        """Records what leaves each of `length` devices its part of `dim`; `key` names it."""
+        shape = list(local.shape)
+        among = self._dim_of_sequence(shape, but=dim) if tensor_dim is None else None
+        shape[dim] //= length
+        within = within_sharing(scatter, {"tensor": tensor_dim, "sequence": among})
+        op = MeshOp((*key, *self.key), within, Space.REPLICA, mesh=self.devices)
         return over(record(op, (own_value(local),), {}, [(shape, local.dtype)])[0])
 
     def _dim_of_sequence(self, shape: Sequence[int], *, but: int) -> int | None:

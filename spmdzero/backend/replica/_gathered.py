@@ -11,7 +11,14 @@ import torch
 
 from spmdzero.backend._current import arrays, programs
 from spmdzero.backend.forms._order import after
-from spmdzero.backend.forms._quantized import ABSMAX, QUANTIZED, absmax, largest, quantized
+from spmdzero.backend.forms._quantized import (
+    ABSMAX,
+    LEAST,
+    QUANTIZED,
+    absmax,
+    largest,
+    quantized,
+)
 from spmdzero.backend.forms._tree import found, mapped
 from spmdzero.backend.protocols._mesh import Mesh
 from spmdzero.backend.protocols._region import GradientSink, PartsOfGradients
@@ -21,8 +28,6 @@ from spmdzero.plan import Layout
 _CAST = torch.ops.aten._to_copy.default
 # What of a whole parameter follows from its shards, which have fewer bytes to gather, or none.
 _OF_SHARDS = {_CAST, QUANTIZED, ABSMAX}
-# A row of zeros is divided by it.
-_LEAST = 1e-30
 # Number of gathered parameters that wait for another use. Neighbouring operations often share a
 # parameter, as a loss and its gradient do; a longer wait costs memory.
 _LIVE = 3
@@ -229,7 +234,7 @@ class GatheredAtUse:
         (deepspeed/runtime/zero/partition_parameters.py, CUDAQuantizer).
         """
         size = absmax(local, (-1,))
-        few = quantized(local, largest(torch.int8) / size.clamp(min=_LEAST), torch.int8)
+        few = quantized(local, largest(torch.int8) / size.clamp(min=LEAST), torch.int8)
         last = local.dim() - 1
 
         def gathered(tensor: torch.Tensor, tensor_dim: int | None) -> torch.Tensor:

@@ -92,15 +92,12 @@ class GradientReduction:
         # Of a dim that both axes split the replicas' parts come first until it leaves the region.
         within = {"tensor_dim": None if tensor_dim == layout.placement.dim else tensor_dim}
         if self._quantizes(local.dim(), layout):
-            moved = self.mesh.scatter_in_int8(local.float(), axis="fsdp", dim=dim, **within)
-            if "data" in names_of(spec.states):
-                moved = self.mesh.scatter_in_int8(moved, axis="data", dim=dim, **within)
-            elif spec.data > 1:
-                moved = self.mesh.all_reduce(moved, axis="data", **within)
-            return moved.to(local.dtype)
-        moved = self.mesh.reduce_scatter(moved, axis="fsdp", dim=dim, steps=self.steps, **within)
+            scatter, moved, steps = self.mesh.scatter_in_int8, local.float(), {}
+        else:
+            scatter, steps = self.mesh.reduce_scatter, {"steps": self.steps}
+        moved = scatter(moved, axis="fsdp", dim=dim, **steps, **within)
         if "data" in names_of(spec.states):
-            moved = self.mesh.reduce_scatter(moved, axis="data", dim=dim, **within)
+            moved = scatter(moved, axis="data", dim=dim, **within)
         elif spec.data > 1:
             moved = self.mesh.all_reduce(moved, axis="data", **within)
         return moved.to(local.dtype)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 class Routes(NamedTuple):
-    """Where tokens go.
+    """Routes of tokens to experts.
 
     Attributes:
         l_aux: the loss that balances experts, 0-dim.

@@ -88,7 +88,7 @@ class PipelineEngine(DeepSpeedEngine):
 
     def set_dataloader(self, loader: Iterable[Any]) -> None:
         """`set_dataiterator` of a loader."""
-        self._pairs_to_train = iter(loader)
+        self.set_dataiterator(iter(loader))
 
     def set_batch_fn(self, fn: Callable[[Any], Any]) -> None:
         """Has a function make a pair of inputs and labels of each batch."""

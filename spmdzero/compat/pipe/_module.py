@@ -174,11 +174,11 @@ class PipelineModule(nn.Module):
         step = self.activation_checkpoint_interval or length
         for start in range(0, length, step):
             layers = self.forward_funcs[start : start + step]
+            run, given = functools.partial(_run, layers), x if isinstance(x, tuple) else (x,)
             if self.activation_checkpoint_interval and self._is_checkpointable(layers):
-                given = x if isinstance(x, tuple) else (x,)
-                x = self.activation_checkpoint_func(functools.partial(_run, layers), *given)
+                x = self.activation_checkpoint_func(run, *given)
             else:
-                x = _run(layers, *(x if isinstance(x, tuple) else (x,)))
+                x = run(*given)
         return x if labels is None or self.loss_fn is None else self.loss_fn(x, labels)
 
     def _is_checkpointable(self, layers: list[Layer]) -> bool:
