@@ -53,7 +53,9 @@ FRESH_TESTS := tests/docs/test_commands.py tests/docs/test_docs.py tests/unit/te
 # One worker more than the smallest machine has cores: many tests wait for processes of their own. A
 # file's tests share what it compiles. Files are taken in their order, which ends with the short
 # ones of tests/unit: by the number of tests, as they would be, files of few long tests come last.
-PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+# Where a worker dies, the run ends and names its test: with another worker in its place, xdist 3.8
+# waits without end for the rest of its file.
+PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 # Runs on both backends, whichever fails: $(call BOTH,options). Each file says which run it, at its top.
 BOTH = failed=0; set -x; SPMDZERO_BACKEND=torch_xla $(PYTEST) $(1) || failed=1; \

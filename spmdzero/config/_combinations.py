@@ -20,6 +20,7 @@ def check_combinations(config: SpmdZeroConfig) -> None:
     _stage_3(config)
     _shared_replicas(config)
     _parallel_passes(config)
+    _experts_of_their_own(config)
 
 
 def _one_precision(config: SpmdZeroConfig) -> None:
@@ -160,3 +161,15 @@ def _parallel_passes(config: SpmdZeroConfig) -> None:
                 reason=f"{name!r} divides the model over devices, and no key says over how many",
                 fix=f"Write {key}, such as 2, or remove the pass.",
             )
+
+
+def _experts_of_their_own(config: SpmdZeroConfig) -> None:
+    """AutoEP's blocks in the place of the model's, with other routing, aren't built."""
+    for name, value in config.expert_parallel.replaced().items():
+        raise SpmdZeroConfigError(
+            key=f"expert_parallel.{name}",
+            value=value,
+            reason="the experts and their router are computed by the model's own code, as its "
+            "config says",
+            fix="Remove the key, and set what it means in the model's config.",
+        )

@@ -56,7 +56,14 @@ _REASONS = {
     "no timer of its own: wall_clock_breakdown times each step": (
         "timers.throughput: enabled synchronized"
     ),
-    "there is no expert parallelism": "use_data_before_expert_parallelism",
+    "each device computes its rows by all experts": "use_data_before_expert_parallelism",
+    "the model's own code finds and computes its experts": """
+        expert_parallel: async_split_plan combine_impl comm_backend comm_max_tokens_per_rank
+        comm_num_sm comm_qp_margin disable_triton_grouped_mm expert_pattern expert_w1 expert_w2
+        expert_w3 gate_up_impl has_shared_experts moe_layer_pattern num_experts_attr router_pattern
+        row_weighting_impl shared_experts_gate_pattern shared_experts_pattern top_k_attr
+        use_grouped_mm validate_folding_routing
+    """,
     "DeepSpeed only checks its alignment for CUDA tensor cores": "vocabulary_size",
     "the compiler lays gradients out in memory": "zero_optimization: contiguous_gradients",
     "it steers DeepSpeed's own checkpoint files": (

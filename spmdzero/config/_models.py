@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
 from spmdzero.config._errors import RefusedValueError
+from spmdzero.config._expert_parallel import ExpertParallelConfig
 from spmdzero.config._monitoring import (
     CometConfig,
     CommsLoggerConfig,
@@ -261,6 +262,7 @@ class SpmdZeroConfig(Section):
     timers: TimersConfig = TimersConfig()
     compile: CompileConfig = CompileConfig()
     tensor_parallel: TensorParallelConfig = TensorParallelConfig()
+    expert_parallel: ExpertParallelConfig = ExpertParallelConfig()
     spmd: SpmdConfig = SpmdConfig()
 
     _source: dict[str, Any] = PrivateAttr(default_factory=dict)

@@ -41,9 +41,6 @@ def _names(names: str) -> tuple[str, ...]:
 
 
 _ENABLED = {"enabled": False}
-_ONE_PARALLELISM = (
-    "the axes of the mesh are data, fsdp, sequence and tensor: there is no other parallelism"
-)
 
 _PRECISION: dict[str, OffValue | OffSection] = {
     "data_types.buffer_dtype": OffValue(
@@ -72,24 +69,6 @@ _ZERO: dict[str, OffValue | OffSection] = {
     "zero_quantized_nontrainable_weights": OffValue(
         reason="frozen parameters rest in their own dtype",
         fix='Remove the key; "zero_quantized_weights": true has them cross in int8.',
-    ),
-}
-
-_PARALLELISM: dict[str, OffValue | OffSection] = {
-    "expert_parallel": OffSection(
-        off=_ENABLED,
-        idle=_names(
-            "async_split_plan autoep_size combine_impl comm_backend "
-            "comm_max_tokens_per_rank comm_num_sm comm_qp_margin disable_triton_grouped_mm "
-            "expert_activation expert_pattern expert_tensor_parallel_size expert_w1 "
-            "expert_w2 expert_w3 gate_up_impl has_shared_experts load_balance_coeff "
-            "moe_layer_pattern num_expert_groups num_experts_attr num_limited_groups "
-            "preset_model route_norm route_scale routed_scaling_factor router_pattern "
-            "row_weighting_impl score_apply score_func shared_experts_gate_pattern "
-            "shared_experts_pattern top_k top_k_attr use_grouped_mm "
-            "validate_folding_routing"
-        ),
-        reason=_ONE_PARALLELISM,
     ),
 }
 
@@ -145,7 +124,6 @@ _FEATURES: dict[str, OffValue | OffSection] = {
 OFF_ONLY: dict[str, OffValue | OffSection] = {
     **_PRECISION,
     **{f"zero_optimization.{key}": rule for key, rule in _ZERO.items()},
-    **_PARALLELISM,
     **_FEATURES,
 }
 """Dotted name of a key -> the values that it may hold."""

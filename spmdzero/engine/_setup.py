@@ -37,7 +37,7 @@ from spmdzero.engine._groups import Groups, Members, find_groups
 from spmdzero.engine._low_precision import require_low_precision
 from spmdzero.engine._plan_of import mesh_of, offloaded
 from spmdzero.engine._schedule import make_schedule
-from spmdzero.engine._start_line import say_lost_squares, say_offload
+from spmdzero.engine._start_line import say_experts, say_lost_squares, say_offload
 from spmdzero.engine._unwrapped import unwrapped
 from spmdzero.errors import SpmdZeroConfigError, SpmdZeroUsageError, UsageAssertionError
 from spmdzero.nn._bitsandbytes import take_values
@@ -304,6 +304,7 @@ def make_training(
     """Makes the training state on the devices, with all parts that a step needs."""
     say_offload(settings, plan)
     say_lost_squares(groups, plan)
+    say_experts(settings, model)
     precision, rules = PrecisionPolicy.from_config(settings), _region_rules(settings)
     scaler = _scaler(settings, groups, plan)
     path = GradientPath(

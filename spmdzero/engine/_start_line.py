@@ -3,6 +3,8 @@
 import logging
 from importlib.metadata import version
 
+from torch import nn
+
 from spmdzero._logging import is_new, log_once
 from spmdzero.backend import current, local_replicas, runtime
 from spmdzero.config import BatchSizes, SpmdZeroConfig
@@ -12,6 +14,8 @@ from spmdzero.precision import PrecisionPolicy, name_of
 
 logger = logging.getLogger("spmdzero")
 _BACKENDS = {"jax": "JAX"}
+# What configs of transformers call the number of experts.
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def say_start(
@@ -70,6 +74,22 @@ def say_lost_squares(groups: Groups | None, plan: ShardingPlan) -> None:
             "gradient, of which rounding loses most, and the mean hardly falls again. "
             f'"spmd": {{"moments": {{"{slot}": "float32"}}}} keeps all digits'
         )
+
+
+def say_experts(settings: SpmdZeroConfig, model: nn.Module) -> None:
+    """Logs once what `expert_parallel` means for the model: where its experts rest."""
+    if not settings.expert_parallel.enabled:
+        return
+    stage, config = settings.zero_optimization.stage, getattr(model, "config", None)
+    counts = [count for name in _EXPERTS if isinstance(count := getattr(config, name, None), int)]
+    if not counts:
+        log_once("expert_parallel has no effect: the model's config names no number of experts")
+        return
+    rest = "rest as shards" if stage == 3 else f"rest whole at stage {stage}, as shards at stage 3"
+    log_once(
+        f"expert_parallel: each device computes its rows by all {counts[0]} experts, none left "
+        f"out, with DeepSpeed's losses; experts {rest}"
+    )
 
 
 def _rests(there: int, left: int) -> str:
