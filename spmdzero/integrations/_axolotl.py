@@ -21,13 +21,6 @@ _COMPUTED = (None, "sdpa", "eager")
 # Key -> why it can't be honoured, and what works.
 _ON_GPUS = {
     **dict.fromkeys(_KERNELS, ("it is a Triton kernel, for GPUs", "Leave it out: XLA fuses LoRA")),
-    **dict.fromkeys(
-        ("load_in_4bit", "load_in_8bit"),
-        (
-            "bitsandbytes computes with such weights on GPUs",
-            "Leave it out, with `adapter: lora`: stage 3 divides frozen weights among the devices",
-        ),
-    ),
     "fp8": (
         "torchao computes in it on GPUs",
         'Take `bf16: true`, and "spmd": {"products": {"dtype": "fp8"}} in the DeepSpeed JSON',
