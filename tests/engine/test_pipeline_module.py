@@ -1,6 +1,9 @@
 """`PipelineModule`: DeepSpeed's pipelines as a list of layers, at any ZeRO stage."""
 
+import json
 import logging
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +13,14 @@ from spmdzero.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import nn
 
 import spmdzero
-from spmdzero.errors import SpmdZeroUsageError
+from spmdzero.errors import SpmdZeroCheckpointError, SpmdZeroUsageError
 from tests.oracle.pipeline import (
+    CHECKPOINT,
     LENGTH,
+    MICRO_BATCHES,
+    NARROW,
+    SAVED_AFTER,
+    STEPS,
     VOCABULARY,
     WIDTH,
     Block,
@@ -46,6 +54,47 @@ def start(stage: int = 1, *, micro_batches: int = 2, **more: Any) -> spmdzero.Pi
     )
     assert isinstance(engine, spmdzero.PipelineEngine)
     return engine
+
+
+def narrow(stage: int) -> spmdzero.PipelineEngine:
+    """The pipeline that DeepSpeed's two stages saved, of other values."""
+    torch.manual_seed(5)
+    layers = layers_of(LayerSpec, TiedLayerSpec, width=NARROW)
+    engine = engines.start(
+        PipelineModule(layers, num_stages=2, loss_fn=loss_of),
+        zero_optimization={"stage": stage, "stage3_param_persistence_threshold": 0},
+        gradient_accumulation_steps=MICRO_BATCHES,
+        gradient_clipping=1.0,
+    )
+    assert isinstance(engine, spmdzero.PipelineEngine)
+    return engine
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_what_deepspeeds_stages_saved_goes_on(stage: int) -> None:
+    engine = narrow(stage)
+    path, _ = engine.load_checkpoint(CHECKPOINT)
+    assert path is not None
+    assert engine.global_steps == SAVED_AFTER
+    batches = list(pairs(STEPS * MICRO_BATCHES))[SAVED_AFTER * MICRO_BATCHES :]
+    found = [engine.train_batch(iter(batches[at : at + MICRO_BATCHES])).item() for at in (0, 2)]
+    # Sums of fp32 in another order, and a tied gradient that DeepSpeed sums over two stages.
+    assert found == pytest.approx(json.loads((CHECKPOINT / "losses.json").read_text()), rel=1e-6)
+
+
+def test_files_of_a_pipeline_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    shutil.copytree(CHECKPOINT, tmp_path, dirs_exist_ok=True)
+    layer = tmp_path / "saved" / "layer_00-model_states.pt"
+    table = torch.load(layer)
+    # A copy on the other stage that isn't the same.
+    torch.save({"weight": table["weight"] + 1}, layer.with_name("layer_07-model_states.pt"))
+    with pytest.raises(SpmdZeroCheckpointError, match="tied as tied_modules"):
+        narrow(1).load_checkpoint(tmp_path)
+    torch.save(table, layer.with_name("layer_07-model_states.pt"))
+    assert narrow(1).load_checkpoint(tmp_path)[0] is not None
+    (tmp_path / "saved" / "mp_rank_01_model_states.pt").unlink()
+    with pytest.raises(SpmdZeroCheckpointError, match="mp_rank_01"):
+        narrow(1).load_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

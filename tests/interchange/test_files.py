@@ -250,8 +250,13 @@ def test_numpys_numbers_and_arrays_are_read_and_nothing_else_of_numpys(tmp_path:
 
 def test_another_parallelism_is_refused_by_name(tmp_path: Path) -> None:
     shutil.copytree(RECORDED / "z2_w2_fp16" / TAG, tmp_path / "tag")
-    (tmp_path / "tag" / "layer_00-model_00-model_states.pt").touch()
-    with pytest.raises(SpmdZeroCheckpointError, match="pipeline parallelism"):
+    experts = tmp_path / "tag" / "layer_0_expert_0_mp_rank_00_model_states.pt"
+    experts.touch()
+    with pytest.raises(SpmdZeroCheckpointError, match="mixture of experts"):
+        read(tmp_path / "tag")
+    experts.unlink()
+    (tmp_path / "tag" / "layer_00-model_01-model_states.pt").touch()
+    with pytest.raises(SpmdZeroCheckpointError, match="tensor parallelism in the pipeline"):
         read(tmp_path / "tag")
 
 

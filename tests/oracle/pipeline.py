@@ -1,11 +1,19 @@
 """Prints what DeepSpeed 0.19.8 trains of the pipeline of tests/engine/test_pipeline_module.py.
 
     python -m tests.oracle.pipeline
+    python -m tests.oracle.pipeline checkpoint
 
-One process on gloo, one stage; it needs no spmdzero.
+One process on gloo, one stage; it needs no spmdzero. The second command writes
+tests/data/deepspeed_checkpoints/pipeline, of a smaller one in two processes, two stages, and the
+losses of the steps after it.
 """
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +23,8 @@ from tests.oracle.alone import start_deepspeed
 
 VOCABULARY, WIDTH, LENGTH = 64, 32, 8
 MICRO_BATCHES, STEPS = 2, 4
+NARROW, STAGES, SAVED_AFTER = 16, 2, 2
+CHECKPOINT = Path(__file__).parents[1] / "data" / "deepspeed_checkpoints" / "pipeline"
 
 
 class Table(nn.Embedding):
@@ -51,15 +61,25 @@ def pairs(count: int, *, seed: int = 0) -> Iterator[tuple[torch.Tensor, torch.Te
         yield tokens, tokens.roll(-1, 1)
 
 
-def layers_of(layer: Any, tied_layer: Any) -> list[Any]:
+def layers_of(layer: Any, tied_layer: Any, *, width: int = WIDTH) -> list[Any]:
     """The layers, by DeepSpeed's `LayerSpec` and `TiedLayerSpec`, or ours."""
     return [
-        tied_layer("table", Table, VOCABULARY, WIDTH),
-        *[layer(Block, WIDTH) for _ in range(4)],
-        nn.LayerNorm(WIDTH),
+        tied_layer("table", Table, VOCABULARY, width),
+        *[layer(Block, width) for _ in range(4)],
+        nn.LayerNorm(width),
         lambda x: x * 2,
-        tied_layer("table", Table, VOCABULARY, WIDTH, forward_fn=scores),
+        tied_layer("table", Table, VOCABULARY, width, forward_fn=scores),
     ]
+
+
+def config_of(*, micro: int) -> dict[str, Any]:
+    """The JSON, for `micro` rows of each rank."""
+    adamw = {"lr": 1e-3, "torch_adam": True, "weight_decay": 0.0}
+    return {
+        "train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": MICRO_BATCHES,
+        "optimizer": {"type": "AdamW", "params": adamw},
+        "gradient_clipping": 1.0, "zero_optimization": {"stage": 1},
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -71,19 +91,52 @@ def main() -> None:
     torch.manual_seed(0)
     layers = layers_of(LayerSpec, TiedLayerSpec)
     model = PipelineModule(layers, num_stages=1, loss_fn=loss_of)
-    adamw = {"lr": 1e-3, "torch_adam": True, "weight_decay": 0.0}
-    config = {
-        "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": MICRO_BATCHES,
-        "optimizer": {"type": "AdamW", "params": adamw},
-        "gradient_clipping": 1.0, "zero_optimization": {"stage": 1},
-    }  # fmt: skip
     engine = deepspeed.initialize(
-        model=model, config=config, model_parameters=list(model.parameters())
+        model=model, config=config_of(micro=8), model_parameters=list(model.parameters())
     )[0]
     batches = pairs(STEPS * MICRO_BATCHES)
     print([engine.train_batch(batches).item() for _ in range(STEPS)])
     print(engine.eval_batch(pairs(MICRO_BATCHES, seed=3)).item())
 
 
+def stage() -> None:
+    """Trains one of the stages, saves, and prints the losses after it."""
+    import deepspeed
+    from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+
+    deepspeed.init_distributed("gloo")
+    torch.manual_seed(0)
+    layers = layers_of(LayerSpec, TiedLayerSpec, width=NARROW)
+    model = PipelineModule(layers, num_stages=STAGES, loss_fn=loss_of)
+    engine = deepspeed.initialize(
+        model=model, config=config_of(micro=8), model_parameters=list(model.parameters())
+    )[0]
+    batches = pairs(STEPS * MICRO_BATCHES)
+    losses = []
+    for step in range(STEPS):
+        if step == SAVED_AFTER:
+            engine.save_checkpoint(CHECKPOINT, tag="saved")
+        losses.append(engine.train_batch(batches).item())
+    print(json.dumps(losses[SAVED_AFTER:]))
+
+
+def record() -> None:
+    """Starts the stages, and writes the losses after the checkpoint."""
+    told = {"WORLD_SIZE": str(STAGES), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29641"}
+    stages = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.oracle.pipeline", "stage"],
+            env={**os.environ, **told, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE, text=True,
+        )
+        for rank in range(STAGES)
+    ]  # fmt: skip
+    said = [each.communicate()[0] for each in stages]
+    (line,) = [line for line in said[0].splitlines() if line.startswith("[") and "," in line][-1:]
+    (CHECKPOINT / "losses.json").write_text(line + "\n")
+    for name in ("zero_to_fp32.py", "zero_to_torch.py"):
+        (CHECKPOINT / name).unlink(missing_ok=True)
+
+
 if __name__ == "__main__":
-    main()
+    {"checkpoint": record, "stage": stage}.get(sys.argv[-1], main)()

@@ -43,7 +43,11 @@ class ModelFile:
         Raises:
             SpmdZeroCheckpointError: as `model_content`.
         """
-        content = model_content(path)
+        return cls.of(path, model_content(path))
+
+    @classmethod
+    def of(cls, path: Path, content: Mapping[str, Any]) -> "ModelFile":
+        """Sorts the state dict under ``"module"`` of a file's content."""
         buffer_names = set(content.get("buffer_names") or ())
         parameters: dict[str, StoredTensor] = {}
         buffers: dict[str, StoredTensor] = {}

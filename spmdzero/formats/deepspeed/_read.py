@@ -13,6 +13,7 @@ from spmdzero.formats.deepspeed._model_ranks import ModelRanks
 from spmdzero.formats.deepspeed._optimizer import MASTER, NUMBER, Order, SavedOptimizer
 from spmdzero.formats.deepspeed._partitioned import read_partitioned
 from spmdzero.formats.deepspeed._pickles import damaged
+from spmdzero.formats.deepspeed._pipeline import layer_files, read_pipeline
 from spmdzero.formats.deepspeed._rank_files import rank_files, read_ranks
 from spmdzero.formats.deepspeed._universal import STATES, read_universal, universal_states
 
@@ -66,8 +67,8 @@ def _fits(
 
 
 _OTHER_KINDS = {
-    "layer_*model_states.pt": (
-        "pipeline parallelism or a mixture of experts wrote it",
+    "*expert_*_states.pt": (
+        "a mixture of experts wrote it",
         "spmdzero is data-parallel: save the model from DeepSpeed as one state dict",
     ),
 }
@@ -100,8 +101,12 @@ def read(folder: Path, order: Order | None = None) -> TrainingState:
         other = next(folder.glob(pattern), None)
         if other is not None:
             raise damaged(other, reason, fix)
-    first = _read_rank(folder, order, 0)
-    found = [first, *(_read_rank(folder, order, n) for n in range(1, first[0].model_ranks))]
+    if layers := layer_files(folder):
+        how = {"unsharded": read_unsharded, "universal": _is_universal(folder)}
+        found = [read_pipeline(folder, layers, order, **how)]
+    else:
+        first = _read_rank(folder, order, 0)
+        found = [first, *(_read_rank(folder, order, n) for n in range(1, first[0].model_ranks))]
     ranks = ModelRanks([model for model, _ in found])
     model = ranks.model
     saved = ranks.optimizer([each for _, each in found])
