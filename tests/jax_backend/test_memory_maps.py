@@ -32,9 +32,10 @@ def test_the_older_half_is_let_go_of_before_there_are_no_more(
     compiles = counters.compiled()[0]
     assert compiled(29) == 29
     assert counters.compiled()[0] == compiles
-    # The next program is one too many.
-    monkeypatch.setattr(memory_maps, "limit", lambda: taken)
-    compiled(31)
+    # Each further program is one too many; a half of 512 at a time, few are left.
+    monkeypatch.setattr(memory_maps, "limit", lambda: 4)
+    for size in range(31, 41):
+        compiled(size)
     assert memory_maps.count() < taken - 20
     monkeypatch.undo()
     # What was let go of is compiled again.
