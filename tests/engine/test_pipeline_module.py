@@ -38,9 +38,9 @@ LOSSES = [55.03197479248047, 53.68013000488281, 51.364501953125, 50.441871643066
 EVALUATED = 50.272979736328125
 
 
-def pipeline(**more: Any) -> PipelineModule:
-    torch.manual_seed(0)
-    layers = layers_of(LayerSpec, TiedLayerSpec)
+def pipeline(*, width: int = WIDTH, seed: int = 0, **more: Any) -> PipelineModule:
+    torch.manual_seed(seed)
+    layers = layers_of(LayerSpec, TiedLayerSpec, width=width)
     return PipelineModule(layers, **{"num_stages": 2, "loss_fn": loss_of} | more)
 
 
@@ -58,16 +58,7 @@ def start(stage: int = 1, *, micro_batches: int = 2, **more: Any) -> spmdzero.Pi
 
 def narrow(stage: int) -> spmdzero.PipelineEngine:
     """The pipeline that DeepSpeed's two stages saved, of other values."""
-    torch.manual_seed(5)
-    layers = layers_of(LayerSpec, TiedLayerSpec, width=NARROW)
-    engine = engines.start(
-        PipelineModule(layers, num_stages=2, loss_fn=loss_of),
-        zero_optimization={"stage": stage, "stage3_param_persistence_threshold": 0},
-        gradient_accumulation_steps=MICRO_BATCHES,
-        gradient_clipping=1.0,
-    )
-    assert isinstance(engine, spmdzero.PipelineEngine)
-    return engine
+    return start(stage, width=NARROW, seed=5)
 
 
 @pytest.mark.parametrize("stage", [1, 3])

@@ -2,12 +2,10 @@
 
     python -m tests.oracle.autoep
 
-Two processes on gloo, each with half of the experts; they need no spmdzero.
+Two processes on gloo, each with half of the experts.
 """
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,10 @@ from typing import Any
 import torch
 import transformers
 
-OUT = Path(__file__).parents[1] / "data" / "autoep.json"
+from tests.support.deepspeed import run_ranks
+
+ROOT = Path(__file__).parents[2]
+OUT = ROOT / "tests" / "data" / "autoep.json"
 RANKS, ROWS, LENGTH, VOCABULARY = 2, 8, 16, 64
 STEPS, MICRO_BATCHES = 4, 2
 SHAPE: dict[str, Any] = {
@@ -76,7 +77,6 @@ def rank(preset: str, stage: int) -> None:
     import torch.distributed as dist
     from transformers.utils import output_capturing
 
-    torch.set_num_threads(1)
     # DeepSpeed 0.19.8 gives it a default, which transformers 5.23 doesn't take.
     registry: Any = output_capturing._CanRecordRegistry
     found = registry.get
@@ -105,21 +105,10 @@ def rank(preset: str, stage: int) -> None:
 
 def main() -> None:
     """Starts the ranks of each recording, and writes what the first ones print."""
-    told = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "DS_ACCELERATOR": "cpu"}
     recorded = {}
-    runs = [*((preset, 2) for preset in MODELS), ("mixtral", 3)]
-    for port, (preset, stage) in enumerate(runs, start=29611):
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.oracle.autoep", preset, str(stage)],
-                env={**os.environ, **told, "RANK": str(each), "LOCAL_RANK": str(each),
-                     "MASTER_PORT": str(port)},
-                stdout=subprocess.PIPE, text=True,
-            )
-            for each in range(RANKS)
-        ]  # fmt: skip
-        said = [each.communicate()[0] for each in ranks]
-        assert [each.returncode for each in ranks] == [0] * RANKS
+    for preset, stage in [*((preset, 2) for preset in MODELS), ("mixtral", 3)]:
+        asked = ["-m", "tests.oracle.autoep", preset, str(stage)]
+        said = run_ranks(asked, ranks=RANKS, cwd=ROOT, timeout=600, DS_ACCELERATOR="cpu")
         recorded[f"{preset} {stage}"] = json.loads(said[0].splitlines()[-1])
     OUT.write_text(json.dumps(recorded, indent=1) + "\n")
 

@@ -3,14 +3,12 @@
     python -m tests.oracle.pipeline
     python -m tests.oracle.pipeline checkpoint
 
-One process on gloo, one stage; it needs no spmdzero. The second command writes
+One process on gloo, one stage. The second command writes
 tests/data/deepspeed_checkpoints/pipeline, of a smaller one in two processes, two stages, and the
 losses of the steps after it.
 """
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,11 +18,13 @@ import torch
 from torch import nn
 
 from tests.oracle.alone import start_deepspeed
+from tests.support.deepspeed import run_ranks
 
 VOCABULARY, WIDTH, LENGTH = 64, 32, 8
 MICRO_BATCHES, STEPS = 2, 4
 NARROW, STAGES, SAVED_AFTER = 16, 2, 2
-CHECKPOINT = Path(__file__).parents[1] / "data" / "deepspeed_checkpoints" / "pipeline"
+ROOT = Path(__file__).parents[2]
+CHECKPOINT = ROOT / "tests" / "data" / "deepspeed_checkpoints" / "pipeline"
 
 
 class Table(nn.Embedding):
@@ -122,18 +122,9 @@ def stage() -> None:
 
 def record() -> None:
     """Starts the stages, and writes the losses after the checkpoint."""
-    told = {"WORLD_SIZE": str(STAGES), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29641"}
-    stages = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.oracle.pipeline", "stage"],
-            env={**os.environ, **told, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE, text=True,
-        )
-        for rank in range(STAGES)
-    ]  # fmt: skip
-    said = [each.communicate()[0] for each in stages]
-    (line,) = [line for line in said[0].splitlines() if line.startswith("[") and "," in line][-1:]
-    (CHECKPOINT / "losses.json").write_text(line + "\n")
+    asked = ["-m", "tests.oracle.pipeline", "stage"]
+    said = run_ranks(asked, ranks=STAGES, cwd=ROOT, timeout=600, DS_ACCELERATOR="cpu")
+    (CHECKPOINT / "losses.json").write_text(said[0].splitlines()[-1] + "\n")
     for name in ("zero_to_fp32.py", "zero_to_torch.py"):
         (CHECKPOINT / name).unlink(missing_ok=True)
 

@@ -10,8 +10,7 @@ import torch
 import torch_xla.debug.metrics as met
 import torch_xla.runtime as xr
 
-from spmdzero._logging import log_once
-from spmdzero.backend._memory_maps import count, limit
+from spmdzero.backend._memory_maps import are_short, count, limit, say_room_was_made
 from spmdzero.backend.torch_xla import _private
 from spmdzero.backend.torch_xla._environment import environment_variable
 
@@ -66,7 +65,7 @@ def make_room() -> None:
     if compiled == _seen:
         return
     _seen, allowed = compiled, limit()
-    if allowed is None or xr.device_type() != "CPU" or count() < allowed * 3 // 4:
+    if allowed is None or xr.device_type() != "CPU" or not are_short():
         return
     capacity = _capacity or int(os.environ.get(_VARIABLE) or _DEFAULT)
     before = _fillers
@@ -76,7 +75,4 @@ def make_room() -> None:
     ):
         _fillers += 1
         _private.compile_pending([torch.zeros(_fillers, 1, 1, device="xla")])
-    log_once(
-        "compiled programs had taken three quarters of the memory maps that Linux lets a process "
-        "have (vm.max_map_count), so the least used ones were let go of"
-    )
+    say_room_was_made()

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 from spmdzero.formats.deepspeed._model_file import ModelFile, model_file, trained_shapes
 from spmdzero.formats.deepspeed._optimizer import Order, SavedOptimizer
 from spmdzero.formats.deepspeed._pickles import damaged, read_pt
-from spmdzero.formats.deepspeed._rank_files import read_ranks
 
 Found = tuple[ModelFile, SavedOptimizer | None]
 _LAYER = re.compile(r"layer_(\d+)(?:-model_(\d+))?-model_states\.pt")
@@ -35,23 +34,14 @@ def layer_files(folder: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def read_pipeline(
-    folder: Path,
-    layers: Mapping[int, Path],
-    order: Order | None,
-    *,
-    unsharded: Callable[[ModelFile, Order | None], SavedOptimizer],
-    universal: bool,
-) -> Found:
-    """The model, and its optimizer, of all pipeline stages together.
+def read_stages(folder: Path, layers: Mapping[int, Path], order: Order | None) -> list[ModelFile]:
+    """The model file of each pipeline stage: each has the whole module, and says what it trains.
 
     Names are those of a `PipelineModule`: a layer's number, or ``tied_modules`` and its key.
 
     Args:
         folder, order: as of `read`.
         layers: as of `layer_files`.
-        unsharded: reads the optimizer of ZeRO stage 0.
-        universal: whether the optimizer is in the universal format, and read elsewhere.
 
     Raises:
         SpmdZeroCheckpointError: a file is missing or damaged, or the files don't fit together.
@@ -62,54 +52,53 @@ def read_pipeline(
         paths.append(folder / model_file(stage))
         contents.append(read_pt(paths[-1]))
     shapes: dict[str, tuple[int, ...] | None] = {}
-    for content in contents:
-        groups = [*(trained_shapes(content) or ()), content.get("frozen_param_shapes") or {}]
+    for path, content in zip(paths, contents, strict=True):
+        trained = trained_shapes(content)
+        if trained is None and len(paths) > 1 and content.get("optimizer") is not None:
+            reason = "ZeRO stage 0 doesn't save which parameters a pipeline stage has"
+            raise damaged(path, reason, "Save it from DeepSpeed at ZeRO stage 1")
+        groups = [*(trained or ()), content.get("frozen_param_shapes") or {}]
         shapes |= {name: tuple(shape) for group in groups for name, shape in group.items()}
     if not shapes and order is not None:
         shapes = {name: None for names in order for name in names}
-    module = _module(layers, shapes)
-    whole: dict[str, Any] = {**contents[0], "module": module}
-    whole["buffer_names"] = [name for each in contents for name in each.get("buffer_names") or ()]
-    if contents[0].get("param_shapes") is not None:
-        whole["param_shapes"] = _together(contents, paths)
-    model = ModelFile.of(paths[0], whole)
-    if universal:
-        return model, None
-    if model.trained is None:
-        if contents[0].get("optimizer") is None:
-            return model, None
-        if len(contents) > 1:
-            reason = "ZeRO stage 0 doesn't save which parameters a pipeline stage has"
-            raise damaged(
-                paths[1], reason, "Load it with load_module_only=True, or save at stage 1"
-            )
-        return model, unsharded(model, order)
-    saved = [
-        read_ranks(folder, ModelFile.of(path, {**content, "module": module}), model_rank=stage)
-        for stage, (path, content) in enumerate(zip(paths, contents, strict=True))
-    ]
-    tensors = {key: tensor for each in saved for key, tensor in each.tensors.items()}
-    steps = {name: step for each in saved for name, step in each.steps.items()}
-    groups = [
-        {**mine[0], "params": list(dict.fromkeys(n for group in mine for n in group["params"]))}
-        for mine in zip(*(each.groups for each in saved), strict=True)
-    ]
-    return model, dataclasses.replace(
-        saved[0], model=model, tensors=tensors, steps=steps, groups=groups
-    )
-
-
-def _together(contents: list[Any], paths: list[Path]) -> list[dict[str, tuple[int, ...]]]:
-    """The shapes of the trained parameters of all pipeline stages, for each param group."""
-    each = [trained_shapes(content) or [] for content in contents]
-    for path, groups in zip(paths, each, strict=True):
-        if len(groups) != len(each[0]):
-            reason = f"it has {len(groups)} param groups, the first pipeline stage {len(each[0])}"
-            raise damaged(path, reason)
+    buffers = [name for content in contents for name in content.get("buffer_names") or ()]
+    whole = {"module": _module(layers, shapes), "buffer_names": buffers}
     return [
-        {name: shape for group in mine for name, shape in group.items()}
-        for mine in zip(*each, strict=True)
+        ModelFile.of(path, content | whole) for path, content in zip(paths, contents, strict=True)
     ]
+
+
+def joined(found: Sequence[Found]) -> Found:
+    """The model and the optimizer of all pipeline stages together.
+
+    Raises:
+        SpmdZeroCheckpointError: the stages have other numbers of param groups.
+    """
+    first, saved = found[0][0], [optimizer for _, optimizer in found if optimizer is not None]
+    trained = [model.trained for model, _ in found if model.trained is not None]
+    for model, _ in found:
+        groups, wanted = len(model.trained or ()), len(first.trained or ())
+        if groups != wanted:
+            reason = f"it has {groups} param groups, and the first pipeline stage has {wanted}"
+            raise damaged(model.path, reason)
+    if trained:
+        shapes = [
+            {name: shape for group in mine for name, shape in group.items()}
+            for mine in zip(*trained, strict=True)
+        ]
+        first = dataclasses.replace(first, content={**first.content, "param_shapes": shapes})
+    if not saved:
+        return first, None
+    return first, dataclasses.replace(
+        saved[0],
+        model=first,
+        tensors={key: tensor for each in saved for key, tensor in each.tensors.items()},
+        steps={name: step for each in saved for name, step in each.steps.items()},
+        groups=[
+            {**mine[0], "params": list(dict.fromkeys(n for group in mine for n in group["params"]))}
+            for mine in zip(*(each.groups for each in saved), strict=True)
+        ],
+    )
 
 
 def _module(

@@ -13,7 +13,7 @@ from spmdzero.formats.deepspeed._model_ranks import ModelRanks
 from spmdzero.formats.deepspeed._optimizer import MASTER, NUMBER, Order, SavedOptimizer
 from spmdzero.formats.deepspeed._partitioned import read_partitioned
 from spmdzero.formats.deepspeed._pickles import damaged
-from spmdzero.formats.deepspeed._pipeline import layer_files, read_pipeline
+from spmdzero.formats.deepspeed._pipeline import joined, layer_files, read_stages
 from spmdzero.formats.deepspeed._rank_files import rank_files, read_ranks
 from spmdzero.formats.deepspeed._universal import STATES, read_universal, universal_states
 
@@ -102,8 +102,9 @@ def read(folder: Path, order: Order | None = None) -> TrainingState:
         if other is not None:
             raise damaged(other, reason, fix)
     if layers := layer_files(folder):
-        how = {"unsharded": read_unsharded, "universal": _is_universal(folder)}
-        found = [read_pipeline(folder, layers, order, **how)]
+        stages = read_stages(folder, layers, order)
+        each = [(model, _saved(folder, model, order, n)) for n, model in enumerate(stages)]
+        found = [joined(each)]
     else:
         first = _read_rank(folder, order, 0)
         found = [first, *(_read_rank(folder, order, n) for n in range(1, first[0].model_ranks))]
@@ -141,15 +142,21 @@ def _read_rank(
         return read_partitioned(folder, model_rank=model_rank)
     # Below stage 3 a model-parallel rank has one file with its parameters.
     model = ModelFile.read(path)
+    return model, _saved(folder, model, order, model_rank)
+
+
+def _saved(
+    folder: Path, model: ModelFile, order: Order | None, model_rank: int
+) -> SavedOptimizer | None:
     if _is_universal(folder):
         if model.trained is None:
             raise damaged(model.path, "it names no trained parameters (param_shapes)")
-        return model, None
+        return None
     if model.trained is not None:
-        return model, read_ranks(folder, model, model_rank=model_rank)
+        return read_ranks(folder, model, model_rank=model_rank)
     if model.content.get("optimizer") is not None:
-        return model, read_unsharded(model, order)
-    return model, None
+        return read_unsharded(model, order)
+    return None
 
 
 def newest_complete(folder: Path, *, but: str | None = None) -> str | None:

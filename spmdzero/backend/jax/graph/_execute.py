@@ -13,7 +13,6 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from spmdzero._logging import log_once
 from spmdzero.backend import _memory_maps as memory_maps
 from spmdzero.backend._interrupts import held
 from spmdzero.backend._quiet import without_gloos_lines
@@ -201,15 +200,10 @@ class Compilations:
         One that is still needed is compiled again. At the limit the next program's code has no
         place, and XLA aborts the process.
         """
-        allowed = memory_maps.limit()
-        if allowed is None or memory_maps.count() < allowed * 3 // 4:
-            return
-        for _ in range(len(self._kept) // 2):
-            self._kept.popitem(last=False)
-        log_once(
-            "compiled programs had taken three quarters of the memory maps that Linux lets a "
-            "process have (vm.max_map_count), so the least used ones were let go of"
-        )
+        if memory_maps.are_short():
+            for _ in range(len(self._kept) // 2):
+                self._kept.popitem(last=False)
+            memory_maps.say_room_was_made()
 
     def lower(
         self,
